@@ -77,7 +77,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
                 folder.name: {"seed": seed, **{name: report[name] for name in REPORTED}}
                 for folder, seed, report in zip(folders, settings.seeds, reports, strict=True)
             },
-            "cost": cost_of(run, settings.price_per_hour, settings.rankings),
+            "cost": cost_of(run, settings.price_per_hour),
             "seconds": round(time.monotonic() - began, 1),
         }
         if accelerator.is_main_process:

@@ -139,7 +139,7 @@ def train_reward(
             **describe_thumbs(settings, data, state.thresholds, level, held_out, scale, state.bias),
             "shared_prompt": state.shared,
             "use": describe_use(read_metrics(run.metrics_file), rate, ("seconds",), LONGER_PASSES),
-            "cost": cost_of(run, settings.price_per_hour, settings.rankings),
+            "cost": cost_of(run, settings.price_per_hour),
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
         }

@@ -41,7 +41,11 @@ def estimator_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "instance_type": arguments.instance,
         "instance_count": arguments.instances,
         "hyperparameters": SETTINGS,
-        "environment": {"FI_PROVIDER": "efa", "NCCL_DEBUG": "WARN"},
+        "environment": {
+            "FI_PROVIDER": "efa",
+            "NCCL_DEBUG": "WARN",
+            "RLHF_IMAGE": arguments.image,  # which stage.json keeps
+        },
         "subnets": [arguments.subnet],
         "security_group_ids": [arguments.group],
         "max_run": 5 * 24 * 3600,

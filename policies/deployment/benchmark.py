@@ -26,6 +26,7 @@ from policies.deployment.timing import (
 from reward.scoring.files import require_new
 from rlhf.modeling.models import describe_model
 from rlhf.parallel.distributed import start_alone
+from rlhf.planning.price import cost_of
 from rlhf.records.jsonl import new_folder, write_json
 from rlhf.run.metrics import append_metrics, progress
 from rlhf.run.rundir import RunDir, open_stage, stage_status
@@ -61,6 +62,7 @@ def benchmark(settings: BenchmarkSettings) -> dict[str, Any]:
                 "hardware": run.read_stage()["hardware"],
                 "repeats": settings.repeats,
                 "price_per_hour": settings.price_per_hour,
+                "cost": cost_of(run, settings.price_per_hour),
                 "seconds": round(time.monotonic() - began, 1),
             }
             write_json(run.report_json, report)

@@ -29,6 +29,7 @@ from rlhf.modeling.models import (
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.modeling.weights import quantization_of
 from rlhf.parallel.distributed import start_alone
+from rlhf.planning.price import cost_of
 from rlhf.records.jsonl import new_folder, write_json, write_jsonl
 from rlhf.records.schema import RankedPrompt
 from rlhf.run.metrics import progress
@@ -73,6 +74,7 @@ def quantize(settings: QuantizeSettings) -> dict[str, Any]:
                     "after": weight_bytes(folder),
                 },
                 **found,
+                "cost": cost_of(run, settings.price_per_hour),
                 "seed": settings.seed,
                 "inputs": inputs,
                 "seconds": round(time.monotonic() - began, 1),

@@ -12,6 +12,7 @@ from rlhf.config.template_kwargs import TemplateKwargs
 from rlhf.errors import ConfigError
 
 FormName = Literal["int8", "int4"]
+OF_POLICIES = ("samples", "temperature", "max_new_tokens", "max_log_prob_change")
 Sizes = Annotated[tuple[int, ...], Parameter(negative="")]
 
 
@@ -57,8 +58,12 @@ class QuantizeSettings:
     """Random seed of sampling and bootstrap."""
     precision: Precision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
+    price_per_hour: float | None = None
+    """Price of one device for an hour, in any currency: the report then says what the run cost.
+    Default: only the device-hours."""
 
     def __post_init__(self) -> None:
+        require_range("price_per_hour", self.price_per_hour, 0)
         require_range("samples", self.samples, 1)
         require_range("max_loss", self.max_loss, 0, 100)
         require_range("max_log_prob_change", self.max_log_prob_change, 0)
@@ -85,12 +90,13 @@ class BenchmarkSettings:
     answer_tokens: Sizes = (64,)
     """Lengths of answers, in tokens; every answer has this length."""
     repeats: int = 5
-    """Batches measured for each size, after one that is not counted."""
+    """Batches measured for each size, after a whole one that is not counted."""
     engine: Engine = "generate"
     """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
     batching; `vllm`: vLLM, where it is installed."""
     price_per_hour: float | None = None
-    """Price of this machine for an hour, in any currency: the report then has prices."""
+    """Price of this machine for an hour, in any currency: the report then has prices, and says what
+    the measurement itself cost."""
     seed: int = 0
     """Random seed of the prompts and of sampling."""
     precision: Precision = "auto"

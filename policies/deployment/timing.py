@@ -123,7 +123,7 @@ def _time_answers(
         samples = model.sample(prompts, sampling)
         assert all(len(sample.token_ids) == tokens for sample in samples)
 
-    answer(1)
+    answer(work.answer_tokens)  # not counted
     firsts = [_seconds(lambda: answer(1)) for _ in range(settings.repeats)]
     with peak_memory() as memory:
         seconds = _repeat(lambda: answer(work.answer_tokens), work, settings.repeats, on_batch)
@@ -158,7 +158,7 @@ def measure_scorer(
         def score(batch: TokenBatch = batch) -> None:
             scorer(batch).cpu()  # waits for the device
 
-        score()
+        score()  # not counted
         with peak_memory() as memory:
             seconds = _repeat(score, work, settings.repeats, on_batch)
         found.append(

@@ -68,11 +68,11 @@ def optimize_preferences(settings: DPOSettings) -> dict[str, Any]:
         if run.is_done:
             return run.read_report() | {"already_done": True}
         trainer = _build_trainer(settings, arguments, _on_disk(rows, tokenizer, run), tokenizer)
-        train(trainer, run, settings, len(rows["train"]), KEPT)
+        use = train(trainer, run, settings, len(rows["train"]), KEPT)
         report = {
             "pairs": counts,
             "held_out": _held_out(trainer),
-            **ending(trainer, settings, inputs, began),
+            **ending(trainer, settings, inputs, use, began),
         }
         network = trainer.accelerator.unwrap_model(trainer.model)
         if settings.lora.rank:

@@ -55,13 +55,13 @@ def fine_tune(settings: SFTSettings) -> dict[str, Any]:
             return run.read_report() | {"already_done": True}
         trainer = _build_trainer(settings, arguments, rows, tokenizer)
         before = held_out_loss(trainer)
-        train(trainer, run, settings, len(rows["train"]))
+        use = train(trainer, run, settings, len(rows["train"]))
         after = held_out_loss(trainer)
         report = {
             "demonstrations": {split: len(of_split) for split, of_split in rows.items()},
             **({"best_of": choice.counts} if choice else {}),
             "held_out_loss": {"before": before, "after": after},
-            **ending(trainer, settings, inputs, began),
+            **ending(trainer, settings, inputs, use, began),
         }
         network = trainer.accelerator.unwrap_model(trainer.model)
         finish(trainer, network, tokenizer, run.model, report)

@@ -23,21 +23,24 @@ from transformers import (
     TrainingArguments,
 )
 
+from policies.trl_training.clock import StepClock
 from policies.trl_training.settings import TrainerSettings
 from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.modeling.models import save_model
 from rlhf.modeling.tokens import encode_prompt
 from rlhf.parallel.distributed import choose_precision
 from rlhf.planning.price import cost_of
+from rlhf.planning.utilization import describe_use, measure_rate
 from rlhf.records.jsonl import JsonObject, write_json
 from rlhf.records.schema import Message, Prompt
-from rlhf.run.metrics import Bar, append_metrics, forget_metrics_after, progress
+from rlhf.run.metrics import Bar, append_metrics, forget_metrics_after, progress, read_metrics
 from rlhf.run.rundir import Inputs, RunDir, open_stage, stage_status, watching_stage
 from rlhf.run.watchdog import beat
 
 TRAINER_STATE = "trainer_state.json"  # the Trainer writes it last: a checkpoint without it is half
 KEPT = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"}
 OLD_NAME = "`(is_)?gradient_checkpointing"  # by which trl asks transformers
+LONGER_PASSES = "--micro-batch-size"
 NEVER = 0.0  # seconds: a run that stalls is not ended, `rlhf status` shows where it is
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
@@ -161,8 +164,8 @@ def train(
     settings: TrainerSettings,
     num_rows: int,
     kept: Mapping[str, str] | None = None,
-) -> None:
-    """Train from the newest checkpoint, or from the start.
+) -> dict[str, Any] | None:
+    """Train from the newest checkpoint, or from the start; how the device was used.
 
     Args:
         trainer: of trl.
@@ -179,9 +182,12 @@ def train(
     forget_metrics_after(run.metrics_file, done)
     steps = math.ceil(num_rows / settings.batch_size) * settings.epochs
     trainer.remove_callback(PrinterCallback)
+    rate = measure_rate(trainer.accelerator, run.speed_file)
+    clock = StepClock(trainer, rate)
     with progress("fine-tuning", steps, done) as bar:
-        trainer.add_callback(_Reporter(run, bar, {**KEPT, **(kept or {})}))
+        trainer.add_callback(_Reporter(run, bar, {**KEPT, **(kept or {})}, clock))
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    return describe_use(read_metrics(run.metrics_file), rate, ("seconds",), LONGER_PASSES)
 
 
 def finish(
@@ -208,7 +214,11 @@ def finish(
 
 
 def ending(
-    trainer: Trainer, settings: TrainerSettings, inputs: Inputs, began: float
+    trainer: Trainer,
+    settings: TrainerSettings,
+    inputs: Inputs,
+    use: dict[str, Any] | None,
+    began: float,
 ) -> dict[str, Any]:
     """What every report ends with.
 
@@ -216,12 +226,14 @@ def ending(
         trainer: that has trained.
         settings: of the command.
         inputs: path and hash of each.
+        use: what `train` returned.
         began: when, on the monotonic clock.
     """
     return {
         "steps": trainer.state.global_step,
         "processes": trainer.args.world_size,
         "seconds": round(time.monotonic() - began, 1),
+        "use": use,
         "cost": cost_of(RunDir(settings.out), settings.price_per_hour),
         "seed": settings.seed,
         "inputs": inputs,
@@ -236,10 +248,11 @@ def _newest_checkpoint(folder: Path) -> Path | None:
 class _Reporter(TrainerCallback):
     """Writes metrics.jsonl, moves the bar, and stops a run whose loss is not a number."""
 
-    def __init__(self, run: RunDir, bar: Bar, kept: Mapping[str, str]) -> None:
+    def __init__(self, run: RunDir, bar: Bar, kept: Mapping[str, str], clock: StepClock) -> None:
         self.run = run
         self.bar = bar
         self.kept = kept
+        self.clock = clock
 
     def on_log(
         self,
@@ -258,6 +271,7 @@ class _Reporter(TrainerCallback):
                 f"The loss is not a number at step {state.global_step}",
                 "Start again in another --out with a smaller --learning-rate or --precision fp32.",
             )
+        row |= self.clock.end()
         append_metrics(self.run.metrics_file, {"step": state.global_step, **row})
         beat(step=state.global_step)
         self.bar.advance()

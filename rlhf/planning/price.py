@@ -20,22 +20,22 @@ JUDGES = ("people", "ai", "gold", "reward")  # the most trustworthy one first
 Cost = dict[str, Any]
 
 
-def cost_of(run: RunDir, price_per_hour: float | None, rankings: Path | None = None) -> Cost:
+def cost_of(run: RunDir, price_per_hour: float | None) -> Cost:
     """What a stage has cost until now.
 
     Args:
         run: its folder.
         price_per_hour: of one device; None: only hours are known.
-        rankings: the export that it trains on, whose manifest has the annotators' hours.
     """
-    return {
-        **_price(device_seconds(run), price_per_hour),
-        "annotator_hours": _annotator_hours(rankings),
-    }
+    return cost_of_stages([run], price_per_hour)
 
 
 def cost_of_stages(runs: Sequence[RunDir], price_per_hour: float | None) -> Cost:
-    """What several stages have cost together; the newest export has all annotators' hours."""
+    """What several stages have cost together.
+
+    The annotators' hours are in the manifest of the export that a stage trains on; the newest
+    export has all of them.
+    """
     hours = [_annotator_hours(_rankings_of(run)) for run in runs]
     return {
         **_price(sum(map(device_seconds, runs)), price_per_hour),
@@ -60,10 +60,16 @@ def with_price_per_point(
     """
     judge = next((name for name in JUDGES if name in win_rate), None)
     value = win_rate[judge]["value"] if judge else None
-    points = 100 * (value - 0.5) if value is not None else 0.0
-    price = cost["price"]
-    has_price = price is not None and points > 0
-    return {**cost, "price_per_point": round(price / points, 6) if has_price else None}
+    return {**cost, "price_per_point": price_of_a_point(cost["price"], value)}
+
+
+def price_of_a_point(price: float | None, win_rate: float | None) -> float | None:
+    """A price divided by the points of a win rate above one half; None where it has none.
+
+    Worked example: 30 for 62.5 % are 2.4 for each of 12.5 points.
+    """
+    points = 100 * (win_rate - 0.5) if win_rate is not None else 0.0
+    return round(price / points, 6) if price is not None and points > 0 else None
 
 
 def _chain(run: RunDir) -> list[RunDir]:

@@ -11,6 +11,7 @@ Letters: T tokens of a pass, N positions whose logits are read, d hidden size, V
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -63,10 +64,15 @@ _adapted: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 _matrices: WeakKeyDictionary[nn.Module, dict[Any, Matrices]] = WeakKeyDictionary()
 
 
-def count_work(model: Any) -> None:
+def count_work(model: Any, *, keeps_logits: bool = False) -> None:
     """Count what a language model or classifier of transformers does from now on.
 
     Models that share a trunk are counted once. Call it after adapters were added.
+
+    Args:
+        model: to count.
+        keeps_logits: the logits of the forward pass are kept for the backward pass, as autograd
+            does; our own log-probs compute them again (`rlhf.modeling.logits`).
     """
     trunk = model.base_model
     _find_adapter(trunk)
@@ -76,7 +82,7 @@ def count_work(model: Any) -> None:
     output = model.get_output_embeddings()
     if output is not None and output not in _counted:
         _counted.add(output)
-        output.register_forward_pre_hook(_count_output)
+        output.register_forward_pre_hook(partial(_count_output, again=not keeps_logits))
 
 
 def _find_adapter(trunk: nn.Module) -> None:
@@ -135,15 +141,42 @@ def attended_pairs(rows: int, length: int, named: dict[str, Any]) -> int:
     return rows * length * (before + length)
 
 
-def _count_output(output: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """N·d·V forward; backward computes the logits again, then both gradients."""
+def _count_output(output: nn.Module, arguments: tuple[Any, ...], *, again: bool) -> None:
+    """2·N·d·V forward; backward computes the logits `again` or not, then both gradients."""
     hidden: Tensor = arguments[0]
     weight: Any = output.weight
     product = 2.0 * hidden.numel() * getattr(output, "out_features", len(weight))
     times = 1
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        times += 1 + hidden.requires_grad + weight.requires_grad
+        times += again + hidden.requires_grad + weight.requires_grad
     _done.flops += times * product
+
+
+def count_fused_head(model: Any) -> None:
+    """Count the products of trl's fused head, which never calls the output layer.
+
+    Args:
+        model: what the trainer calls, around a model that `count_work` counts: with adapters, the
+            one of peft.
+    """
+    model.register_forward_hook(_count_fused_head, with_kwargs=True)
+
+
+def _count_fused_head(
+    model: Any, arguments: tuple[Any, ...], named: dict[str, Any], result: Any
+) -> None:
+    """2·N·d·V forward; backward computes the logits again, then both gradients.
+
+    N counts every position on CPUs, on other devices those with a label.
+    """
+    if not named.get("fused_lm_head"):
+        return
+    output, mask = model.get_output_embeddings(), result.label_mask
+    positions = mask.numel() if mask.device.type == "cpu" else int(mask.sum())
+    times = 1
+    if result.log_probs.requires_grad:
+        times += 2 + output.weight.requires_grad
+    _done.flops += times * 2.0 * positions * _size(output)
 
 
 def _sizes(trunk: nn.Module) -> Matrices:

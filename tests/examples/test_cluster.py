@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -17,9 +18,11 @@ from rlhf.planning.plan import GIB
 from rlhf.planning.planner import read_shape
 from rlhf.planning.strategies import USABLE, Load, stage_bytes
 from rlhf.planning.traffic import step_bytes
+from rlhf.run.provenance import IMAGE
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 MODELS = {"6B": CLUSTER.parent / "six_billion" / "llama_6b", "70B": CLUSTER / "llama_70b"}
+DEPLOYED = "deploy/canary.yaml"
 YAML = sorted(path.name for path in CLUSTER.glob("*.yaml"))
 
 
@@ -123,6 +126,7 @@ def test_sagemaker_starts_torchrun_with_the_settings_of_the_job(tmp_path: Path) 
     words = [word for flag in flags for word in (f"--{flag}", "x")]
     settings = module.estimator_settings(module.parse_arguments(words))
     assert Path(settings["source_dir"]) == CLUSTER
+    assert settings["environment"][IMAGE] == settings["image_uri"] == "x"
     assert (CLUSTER / settings["entry_point"]).is_file()
     given = [w for k, v in settings["hyperparameters"].items() for w in (f"--{k}", v)]
     environment = {
@@ -163,6 +167,24 @@ def test_pytorchjob_has_the_container_that_the_operator_looks_for() -> None:
     assert container["name"] == "pytorch"
     assert int(job["spec"]["nprocPerNode"]) == container["resources"]["limits"]["nvidia.com/gpu"]
     require_command([*container["command"], *container["args"]])
+
+
+@pytest.mark.parametrize("file", ["cluster/jobset.yaml", "cluster/pytorchjob.yaml", DEPLOYED])
+def test_a_pod_says_by_its_digest_which_image_it_runs(file: str) -> None:
+    """A container cannot see that itself; provenance keeps what RLHF_IMAGE says."""
+    job = yaml.safe_load((CLUSTER.parent / file).read_text(encoding="utf-8"))
+
+    def containers(part: Any) -> list[Any]:
+        if isinstance(part, list):
+            return [one for inside in part for one in containers(inside)]
+        if not isinstance(part, dict):
+            return []
+        return [*part.get("containers", ()), *containers(list(part.values()))]
+
+    (container,) = containers(job)
+    said = {one["name"]: one["value"] for one in container["env"]}[IMAGE]
+    assert said == container["image"]
+    assert re.search(r"@sha256:[0-9a-f]{64}$", said)
 
 
 def test_skypilot_runs_on_every_node() -> None:

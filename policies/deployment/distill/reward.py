@@ -91,7 +91,7 @@ def distill_reward(settings: DistillSettings) -> dict[str, Any]:
             data_collator=_collator(int(tokenizer.pad_token_id)),
             compute_loss_func=squared_error,
         )
-        train(trainer, run, settings, len(rows))
+        use = train(trainer, run, settings, len(rows))
         network = trainer.accelerator.unwrap_model(trainer.model)
         held_out = scored["test"]
         report = {
@@ -108,7 +108,7 @@ def distill_reward(settings: DistillSettings) -> dict[str, Any]:
                 "teacher": sum(map(_count_parameters, folders)),
                 "student": network.num_parameters(),
             },
-            **ending(trainer, settings, inputs, began),
+            **ending(trainer, settings, inputs, use, began),
         }
         finish(trainer, network, tokenizer, run.model, report)
     return report

@@ -31,14 +31,16 @@ class DistillSettings(TrainerSettings):
     """What is minimized over the tokens: 0 the forward KL, which covers all that the teacher says,
     1 the reverse KL, which avoids what it does not say, between them a Jensen-Shannon
     divergence."""
-    temperature: float = 1.0
-    """Sampling temperature of the student's answers."""
-    max_new_tokens: int = 128
-    """Length limit of the student's answers, in tokens."""
+    temperature: float | None = None
+    """Sampling temperature of the student's answers. Default: that of the outputs. The divergence
+    is at temperature 1 all the same."""
+    max_new_tokens: int | None = None
+    """Length limit of the student's answers, in tokens. Default: that of the outputs. A longer one
+    lets a student that does not end its answers outweigh the stored outputs: the loss of its
+    batches is divided by the number of stored tokens."""
     batch_size: int = 16
     """Stored outputs per optimizer step, over all processes."""
     micro_batch_size: int = 4
-
     """Prompts answered and read at once by a process."""
     learning_rate: float = 2e-5
     """Peak learning rate; it falls linearly to 0."""

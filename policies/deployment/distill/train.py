@@ -9,6 +9,7 @@ before and after.
 
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from datasets import Dataset
@@ -37,6 +38,7 @@ from rlhf.modeling.models import (
     require_trainable,
 )
 from rlhf.modeling.readers import tokenizer_of
+from rlhf.planning.work import count_work
 from rlhf.records.ranked import SPLITS
 from rlhf.run.rundir import Inputs, require_done
 
@@ -58,6 +60,7 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
     require_trainable(settings.student)
     store = open_store(require_done(settings.outputs, "reference", "outputs").outputs)
     require_training_outputs(store)
+    settings = sampling_like(settings, store)
     given = settings.chat_template_kwargs or store.template_kwargs
     teacher = describe_model(policy_folder(settings.teacher), given)
     model = describe_model(settings.student, given)
@@ -74,7 +77,7 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
         tokenizer = tokenizer_of(model)
         trainer = _build_trainer(settings, arguments, rows, tokenizer, teacher["path"])
         before = held_out_loss(trainer)
-        train(trainer, run, settings, len(rows["train"]))
+        use = train(trainer, run, settings, len(rows["train"]))
         network = trainer.accelerator.unwrap_model(trainer.model)
         report = {
             "kind": "policy",
@@ -84,10 +87,20 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
                 "teacher": count_parameters(teacher["path"]),
                 "student": network.num_parameters(),
             },
-            **ending(trainer, settings, inputs, began),
+            **ending(trainer, settings, inputs, use, began),
         }
         finish(trainer, network, tokenizer, run.policy, report)
     return report
+
+
+def sampling_like(settings: DistillSettings, store: ReferenceStore) -> DistillSettings:
+    """The settings with the sampling of the stored outputs where none is given."""
+    stored = store.sampling
+    return replace(
+        settings,
+        temperature=settings.temperature or stored.temperature,
+        max_new_tokens=settings.max_new_tokens or stored.max_new_tokens,
+    )
 
 
 def count_parameters(folder: str) -> int:
@@ -170,10 +183,12 @@ def _build_trainer(
     if settings.half:
         student = half_of(student)
     student.generation_config.eos_token_id = list(end_token_ids(tokenizer))
+    frozen = load_causal_lm(teacher).requires_grad_(False)
+    count_work(frozen)
     data = {split: Dataset.from_list(of) for split, of in rows.items() if of}
     return GKDTrainer(
         model=student,
-        teacher_model=load_causal_lm(teacher).requires_grad_(False),
+        teacher_model=frozen,
         args=arguments,
         train_dataset=data["train"],
         eval_dataset=data.get("test"),

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from policies.deployment.settings import OF_POLICIES
 from policies.deployment.settings import QuantizeSettings as Settings
+from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted
 
 EXAMPLE = """rlhf quantize runs/first/ppo --to int8 --prompts rankings \\
@@ -12,8 +14,13 @@ MEGABYTE = 1e6
 
 def run(settings: Settings) -> dict[str, Any]:
     """Quantize a policy or a reward model, and refuse the result if too much is lost."""
+    from policies.deployment.found import is_scorer
     from policies.deployment.quantize import quantize
 
+    if is_scorer(settings.run):
+        refuse_idle(settings, OF_POLICIES, f"with the reward model {settings.run}")
+    elif settings.reward is None:
+        refuse_idle(settings, ["max_loss"], f"on the policy {settings.run} without --reward")
     return quantize(settings)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.commands.loop.children import read_commands
-from rlhf.planning.price import JUDGES, cost_of_stages
+from rlhf.planning.price import JUDGES, cost_of_stages, price_of_a_point
 from rlhf.records.ranked import read_manifest
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir
@@ -112,7 +112,9 @@ def reason_to_stop(rounds: Sequence[Round], limit: int, *, without_gain: bool) -
 def build_report(
     rounds: Sequence[Round], out: Path, stopped: str | None, price_per_hour: float | None = None
 ) -> dict[str, Any]:
-    """The content of OUT/report.json.
+    """The content of OUT/report.json; its cost is that of all rounds.
+
+    A point of win rate is one of the returned policy against the original model.
 
     Args:
         rounds: those that are done.
@@ -123,11 +125,14 @@ def build_report(
     gained = [one["round"] for one in rounds if one["outcome"] == "better"]
     best = str(out / f"round-{gained[-1]}" / "ppo" / "policy") if gained else None
     stages = sorted(one.parent for one in out.glob("round-*/*/stage.json"))
+    cost = cost_of_stages([RunDir(one) for one in stages], price_per_hour)
+    rate = rounds[gained[-1]]["win_rate"]["original"] if gained else None
+    point = price_of_a_point(cost["price"], rate["value"] if rate else None)
     return {
         "rounds": list(rounds),
         "stopped": stopped,
         "policy": best,
-        "cost": cost_of_stages([RunDir(one) for one in stages], price_per_hour),
+        "cost": {**cost, "price_per_point": point},
     }
 
 

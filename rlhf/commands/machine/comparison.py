@@ -1,15 +1,19 @@
 """Several runs in one table: steps, win rate, KL, hours and price of each."""
 
 from collections.abc import Mapping
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
-from rlhf.planning.price import amount, cost_of_stages
+from rlhf.planning.price import amount, cost_of, cost_of_stages
+from rlhf.records.schema import is_finite_number
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir
 from rlhf.run.status import ABSENT, Run, StageStatus, align
 
-TRAININGS = ("ppo", "dpo", "distill", "sft", "reward")  # whose steps count: the first there is
+POLICIES = ("ppo", "dpo", "distill", "sft", "quantize")  # what makes them
+TRAININGS = (*POLICIES[:-1], "reward")  # whose steps count: the first there is
+PAID = (*TRAININGS, "reference", "evaluate")  # stages that a policy needs
 COST = ("device_hours", "price", "price_per_point")
 HEAD = [
     *("run", "steps", "win rate", "judge", "KL"),
@@ -17,26 +21,86 @@ HEAD = [
 ]
 
 
-def summary(run: Run) -> dict[str, Any]:
+def summaries(name: str, run: Run) -> dict[str, dict[str, Any]]:
     """What a run did, what it reached, how fast and at what cost; None where it is not known.
 
-    Win rate, KL and cost are of its last evaluation; that cost is of all stages that made the
-    policy, wherever they are. Without an evaluation, the KL is what the training measured at its
-    end, and the cost is of the stages in the run's folder.
+    The main policy of a run has the run's name: that of the first of TRAININGS. Every other one
+    that was evaluated has a line of its own, such as `runs/first: distill`; of a loop only the last
+    one. Win rate, KL and cost are of the last evaluation of this policy; that cost is of all stages
+    that made it, wherever they are. Without an evaluation, the KL is what the training measured at
+    its end, and the cost is of the stages in the run's folder that make or judge policies.
     """
-    last = {name.partition(" in ")[0]: stage for name, stage in run.items()}
-    training = next((last[name] for name in TRAININGS if name in last), None)
-    evaluation = _report(last.get("evaluate"))
-    judge = evaluation.get("verdict.judge")
-    rate = {key: evaluation.get(f"win_rate.{judge}.{key}") for key in ("value", "low", "high")}
-    nats = [one.get("kl.reverse.nats") for one in (evaluation, _report(training))]
+    evaluated = _evaluated(run)
+    last = {stage["stage"]: stage for stage in run.values()}
+    trained = [one for one in TRAININGS[:-1] if one in last]
+    kind = (*trained, *map(_kind, evaluated), TRAININGS[-1])[0]
+    first = next((key for key in reversed(evaluated) if _kind(key) == kind), None)
+    other = _other_evaluation(run, has_policy=bool(trained))
+    main = evaluated.pop(first) if first else (last.get(kind), other)
+    more = {f"{name}: {key}": _summary(run, *pair) for key, pair in evaluated.items()}
+    return {name: _summary(run, *main), **more}
+
+
+def _kind(name: str) -> str:
+    """The stage of a name: `ppo` of `ppo in two`."""
+    return name.partition(" in ")[0]
+
+
+def _evaluated(run: Run) -> dict[str, tuple[StageStatus, StageStatus]]:
+    """What made a policy of the run, with its last finished evaluation, by the maker's name.
+
+    The rounds of a loop share a name.
+    """
+    found = {}
+    for evaluation in _of_kind(run, "evaluate"):
+        if evaluation["status"] != "done":
+            continue
+        folders = _policy_folders(evaluation)
+        for name, stage in run.items():
+            folder = Path(stage["path"]).resolve()
+            if stage["stage"] in POLICIES and folder in folders:
+                in_loop = name.endswith(f" in {folder.parent.name}")
+                found[stage["stage"] if in_loop else name] = (stage, evaluation)
+    return found
+
+
+def _of_kind(run: Run, kind: str) -> list[StageStatus]:
+    return [stage for stage in run.values() if stage["stage"] == kind]
+
+
+def _policy_folders(evaluation: StageStatus) -> set[Path]:
+    """Where the policy of an evaluation is, or was made: also after all moved together."""
+    given = RunDir(Path(evaluation["path"])).inputs.get("policy")
+    if given is None:
+        return set()
+    path, out = Path(given["path"]), evaluation["settings"].get("out")
+    places = [path, *([Path(evaluation["path"], relpath(path, str(out)))] if out else [])]
+    return {folder.resolve() for place in places for folder in (place, place.parent)}
+
+
+def _other_evaluation(run: Run, *, has_policy: bool) -> StageStatus | None:
+    """The last evaluation; in a run with a policy, the last that does not say of which policy."""
+    evaluations = _of_kind(run, "evaluate")
+    if has_policy:
+        evaluations = [one for one in evaluations if not _policy_folders(one)]
+    return evaluations[-1] if evaluations else None
+
+
+def _summary(
+    run: Run, training: StageStatus | None, evaluation: StageStatus | None
+) -> dict[str, Any]:
+    judged = _report(evaluation)
+    judge = judged.get("verdict.judge")
+    rate = {key: judged.get(f"win_rate.{judge}.{key}") for key in ("value", "low", "high")}
+    nats = [one.get("kl.reverse.nats") for one in (judged, _report(training))]
+    has_steps = training and training["stage"] in TRAININGS
     return {
-        "steps": training["steps"] if training else None,
+        "steps": training["steps"] if training and has_steps else None,
         "win_rate": None if rate["value"] is None else rate,
         "judge": judge,
         "kl": next((one for one in nats if one is not None), None),
         "tokens_per_second": _report(training).get("use.tokens_per_second"),
-        **_cost(run, evaluation),
+        **_cost(run, judged),
     }
 
 
@@ -48,18 +112,28 @@ def _report(stage: StageStatus | None) -> Mapping[str, Any]:
 def _cost(run: Run, evaluation: Mapping[str, Any]) -> dict[str, float | None]:
     if evaluation.get("cost.device_hours") is not None:
         return {name: evaluation.get(f"cost.{name}") for name in COST}
-    stages = [RunDir(Path(stage["path"])) for stage in run.values()]
-    prices = [_report(stage).get("cost.price") for stage in run.values()]
+    stages = [stage for stage in run.values() if stage["stage"] in PAID]
+    prices = [_price(stage) for stage in stages]
     known = [price for price in prices if price is not None]
+    folders = [RunDir(Path(stage["path"])) for stage in stages]
     return {
-        "device_hours": cost_of_stages(stages, None)["device_hours"],
-        "price": round(sum(known), 6) if len(known) == len(prices) else None,
+        "device_hours": cost_of_stages(folders, None)["device_hours"],
+        "price": round(sum(known), 6) if known and len(known) == len(prices) else None,
         "price_per_point": None,
     }
 
 
+def _price(stage: StageStatus) -> float | None:
+    """What a stage has cost, also before it has a report; None where it was given no price."""
+    price: float | None = _report(stage).get("cost.price")
+    per_hour = stage["settings"].get("price_per_hour")
+    if price is None and is_finite_number(per_hour):
+        price = cost_of(RunDir(Path(stage["path"])), per_hour)["price"]
+    return price
+
+
 def comparison(compared: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each run, by what `summary` says of it."""
+    """A line for each run or policy, by what `summaries` says of it."""
     return align([HEAD, *(_line(name, one) for name, one in compared.items())])
 
 

@@ -1,5 +1,6 @@
 """`rlhf doctor`: checks this machine."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,14 @@ def run(settings: Settings) -> dict[str, Any]:
     """Check Python, packages, devices, memory, disk and SQLite; exit with 2 if one fails."""
     from rlhf.parallel.distributed import launch
     from rlhf.parallel.doctor import examine, require_healthy
+    from rlhf.run.provenance import IMAGE
 
     if settings.canary:
         launch(settings.processes)
     findings = examine(settings.path, settings.min_memory, settings.min_disk)
     require_healthy(findings)
     found: dict[str, Any] = {finding.what: finding.value for finding in findings}
+    found |= {"image": os.environ[IMAGE]} if IMAGE in os.environ else {}
     return found | (_canary(settings.path) if settings.canary else {})
 
 

@@ -51,7 +51,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Show what each stage of a run did, and compare several runs: results, cost, settings."""
     if not (settings.runs or settings.db):
         raise ConfigError("No run to show", "Name one: rlhf status runs/NAME")
-    from rlhf.commands.machine.comparison import summary
+    from rlhf.commands.machine.comparison import summaries
     from rlhf.run.status import differing_settings, read_run, run_folders
 
     kinds = {stage: command.Settings for stage, command in STAGES.items()}
@@ -59,7 +59,11 @@ def run(settings: Settings) -> dict[str, Any]:
     runs = {str(path): read_run(path, kinds) for path in folders}
     found = {
         "runs": runs,
-        "compared": {name: summary(one) for name, one in runs.items()},
+        "compared": {
+            line: found
+            for name, one in runs.items()
+            for line, found in summaries(name, one).items()
+        },
         "differing_settings": differing_settings(runs),
     }
     return found | ({"comparisons": _comparisons(settings.db)} if settings.db else {})
@@ -72,7 +76,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
     show = tables if settings.full else overview
     parts = [show(result["runs"], result["differing_settings"])] if settings.runs else []
-    if len(result["runs"]) > 1 and not settings.full:
+    if len(result["compared"]) > 1 and not settings.full:
         parts.insert(0, comparison(result["compared"]))
     if settings.db:
         from policies.serving.thumbs.comparison import in_words

@@ -6,6 +6,7 @@ from policies.deployment.distill.settings import OF_POLICIES
 from policies.deployment.distill.settings import DistillSettings as Settings
 from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted, next_command
+from rlhf.planning.price import advice_on_speed
 
 EXAMPLE = """rlhf distill --teacher runs/first/ppo \\
     --student models/SmolLM2-135M-Instruct --half \\
@@ -38,7 +39,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         f"parameters, {share:.0f} % of its teacher's."
     )
     if result["kind"] == "reward model":
-        return trained + _scores(result["held_out"])
+        return "\n".join([trained + _scores(result["held_out"]), *advice_on_speed(result)])
     found = result["divergence"]
     nearer = (
         ""
@@ -54,7 +55,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         reward="RM",
         out=settings.out.parent / "evaluate-distill",
     )
-    return f"{trained}{nearer}\n{following}"
+    return "\n".join([trained + nearer, *advice_on_speed(result), following])
 
 
 def _scores(found: dict[str, Any] | None) -> str:

@@ -4,6 +4,7 @@ from typing import Any
 
 from policies.dpo.settings import DPOSettings as Settings
 from rlhf.commands.wording import counted, next_command
+from rlhf.planning.price import advice_on_speed
 
 EXAMPLE = """rlhf dpo --rankings rankings --model models/SmolLM2-135M-Instruct \\
     --learning-rate 1e-5 --out runs/first/dpo"""
@@ -53,7 +54,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         reward="RM",
         out=settings.out.parent / "evaluate-dpo",
     )
-    return (
+    learned = (
         f"Trained {counted(result['steps'], 'step')} on {counted(of['pairs'], 'pair')} of "
-        f"{counted(of['prompts'], 'prompt')}.{right}\n{following}"
+        f"{counted(of['prompts'], 'prompt')}.{right}"
     )
+    return "\n".join([learned, *advice_on_speed(result), following])

@@ -4,6 +4,7 @@ from typing import Any
 
 from policies.sft.settings import SFTSettings as Settings
 from rlhf.commands.wording import counted, next_command
+from rlhf.planning.price import advice_on_speed
 
 EXAMPLE = """rlhf sft --demonstrations demonstrations \\
     --model models/SmolLM2-135M-Instruct --out runs/first/sft"""
@@ -44,7 +45,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if "best_of" not in result:
         learned = counted(result["demonstrations"]["train"], "demonstration")
         following = next_command("chat", policy=settings.out, reference=settings.model)
-        return f"Trained {steps} on {learned}{loss}.\n{following}"
+        lines = [f"Trained {steps} on {learned}{loss}.", *advice_on_speed(result), following]
+        return "\n".join(lines)
     best, inputs = result["best_of"], result["inputs"]
     following = next_command(
         "evaluate",
@@ -60,6 +62,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
             f"The mean reward of these outputs is {best['reward']['chosen']:z.2f}, of all outputs "
             f"of the same prompts {best['reward']['all']:z.2f}.",
             *_remarks(best),
+            *advice_on_speed(result),
             following,
         ]
     )

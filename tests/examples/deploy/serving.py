@@ -1,5 +1,6 @@
-"""Servers of tests as processes, and waiting until they answer."""
+"""Servers of tests as processes, waiting until they answer, and a database to serve."""
 
+import json
 import ssl
 import subprocess
 import time
@@ -8,6 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
+
+from rlhf.cli import main
+from tests.servers.commands import REPOSITORY
+
+DEPLOY = REPOSITORY / "examples" / "deploy"
 
 
 @contextmanager
@@ -43,3 +49,12 @@ def answers(url: str) -> bool:
             return True
     except (URLError, ConnectionError, TimeoutError):
         return False
+
+
+def label_database(path: Path) -> Path:
+    """A label database with three prompts."""
+    lines = [json.dumps({"prompt": f"question {n}", "responses": ["a", "b"]}) for n in range(3)]
+    source = path.with_suffix(".jsonl")
+    source.write_text("\n".join(lines))
+    assert main(["import", str(source), "--db", str(path)]) == 0
+    return path

@@ -1,7 +1,8 @@
-"""The labeling app as a service: its units, the proxy in front of it, backups and upgrades."""
+"""The labeling app as a service: its units, the proxy in front of it, backups, logs, canaries."""
 
 import configparser
-import json
+import fcntl
+import grp
 import os
 import re
 import shlex
@@ -12,7 +13,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-import zipfile
 from contextlib import closing
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler
@@ -23,12 +23,10 @@ import pytest
 import yaml
 
 from rlhf.cli import main
-from tests.examples.deploy.conftest import Installed
-from tests.examples.deploy.serving import running
+from tests.examples.deploy.serving import DEPLOY, label_database, running
 from tests.servers.commands import REPOSITORY, free_port
 from tests.servers.local import LocalServer
 
-DEPLOY = REPOSITORY / "examples" / "deploy"
 UNITS = ("rlhf-label.service", "rlhf-backup.service", "rlhf-backup.timer")
 RLHF, BACKUP, CURRENT = "/opt/rlhf/current/bin/rlhf", "/opt/rlhf/backup.sh", "/opt/rlhf/current"
 PASSWORD = "long enough"
@@ -46,24 +44,6 @@ http {{
     include {folder}/site.conf;
 }}
 """
-# systemctl for one service, which runs whatever version is current
-SYSTEMCTL = """#!/usr/bin/env bash
-cd "$STATE"
-case $1 in
-start) nohup "$ROOT/current/bin/rlhf" label --db "$DB" --port "$PORT" >>log 2>&1 & echo $! >pid ;;
-stop) kill "$(cat pid)" 2>/dev/null; timeout 60 tail --pid="$(cat pid)" -f /dev/null ;;
-esac
-"""
-BROKEN = """
-import sqlite3
-
-def serve(db, *options):
-    with sqlite3.connect(db) as connection:
-        connection.execute("CREATE TABLE of_the_new_version (name TEXT)")
-    raise SystemExit("this version does not start")
-
-BoardOptions = LiveOptions = dict
-"""
 
 
 def unit(name: str) -> configparser.ConfigParser:
@@ -76,14 +56,6 @@ def unit(name: str) -> configparser.ConfigParser:
 def require_command(words: list[str]) -> None:
     """The words of an rlhf command are known to it."""
     assert main([*words, "--dry-run"]) == 0, words
-
-
-def label_database(path: Path) -> Path:
-    lines = [json.dumps({"prompt": f"question {n}", "responses": ["a", "b"]}) for n in range(3)]
-    source = path.with_suffix(".jsonl")
-    source.write_text("\n".join(lines))
-    assert main(["import", str(source), "--db", str(path)]) == 0
-    return path
 
 
 def test_the_units_are_what_systemd_reads(tmp_path: Path) -> None:
@@ -123,13 +95,64 @@ def test_the_canary_runs_every_night() -> None:
     assert " ".join(schedule) == job["spec"]["schedule"]
     assert user == unit("rlhf-label.service")["Service"]["User"]
     assert "%" not in command  # cron would read a new line
-    require_command(shlex.split(command.partition(" >")[0])[4:])
+    require_command(shlex.split(shlex.split(command)[-1].partition(" >")[0])[1:])
+
+
+def run_canary_of_cron(folder: Path, code: int) -> tuple[int, str]:
+    """Run cron's command with a program in the canary's place; exit code and what cron mails."""
+    program = folder / "rlhf"
+    program.write_text(f'#!/bin/sh\necho "device {code}"\nexit {code}\n')
+    program.chmod(0o755)
+    lines = (DEPLOY / "canary.cron").read_text().splitlines()
+    [line] = [one for one in lines if RLHF in one]
+    command = line.split(maxsplit=6)[6]
+    for ours, here in ((RLHF, program), ("/tmp/rlhf-canary", folder / "canary")):
+        assert ours in command
+        command = command.replace(ours, str(here))
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="no flock")
+def test_cron_mails_what_failed_and_nothing_else(tmp_path: Path) -> None:
+    assert run_canary_of_cron(tmp_path, 0) == (0, "")
+    assert run_canary_of_cron(tmp_path, 3)[1] == "device 3\n"
+    log = tmp_path / "canary.log"
+    log.write_text("of the one that runs")
+    with (tmp_path / "canary").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another canary runs
+        assert run_canary_of_cron(tmp_path, 3) == (0, "")
+    assert log.read_text() == "of the one that runs"
 
 
 def test_logs_that_are_written_are_rotated() -> None:
     written = set(re.findall(r"_log (\S+);", (DEPLOY / "nginx.conf").read_text()))
     rotated = (DEPLOY / "logrotate.conf").read_text().partition("{")[0]
     assert written == set(re.findall(r"^(/\S+) (/\S+) ", rotated, re.MULTILINE)[0])
+
+
+def test_logrotate_reads_its_file(tmp_path: Path) -> None:
+    """Without changing anything (-d), with logs that are here and the group of this process."""
+    program = shutil.which("logrotate") or "/usr/sbin/logrotate"
+    if not Path(program).is_file():
+        pytest.skip("no logrotate")
+    text = (DEPLOY / "logrotate.conf").read_text()
+    group = grp.getgrgid(os.getgid()).gr_name
+    for ours, here in (
+        ("/var/log/nginx", str(tmp_path)),
+        ("0640 www-data adm", f"0640 {Path('/proc/self').owner()} {group}"),
+    ):
+        assert ours in text
+        text = text.replace(ours, here)
+    for name in ("access", "error"):
+        (tmp_path / f"rlhf.{name}.log").write_text("one line\n")
+    (tmp_path / "conf").write_text(text)
+    (tmp_path / "conf").chmod(0o644)
+    debug = [program, "-d", "--force", "--state", str(tmp_path / "state"), str(tmp_path / "conf")]
+    done = subprocess.run(debug, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "error:" not in done.stderr
+    assert done.stderr.count("log needs rotating") == 2
 
 
 def test_the_page_names_every_file() -> None:
@@ -287,71 +310,3 @@ def sign_in(address: str, certificate: Path) -> str:
     with opener.open(board) as page:
         assert page.status == 200
     return cookie
-
-
-@pytest.fixture
-def service(installed: Installed, tmp_path: Path) -> dict[str, str]:
-    """A running service of the installed version, and the variables that upgrade.sh reads."""
-    root, state = tmp_path / "opt", tmp_path / "state"
-    for folder in (root, state, tmp_path / "backups", tmp_path / "bin"):
-        folder.mkdir()
-    (root / "current").symlink_to(installed.bin.parent)
-    database = label_database(tmp_path / "labels.db")
-    systemctl = tmp_path / "bin" / "systemctl"
-    systemctl.write_text(SYSTEMCTL)
-    systemctl.chmod(0o755)
-    port = str(free_port())
-    [dependencies] = (installed.bin.parent / "lib").glob("python*/site-packages/base.pth")
-    python = Path(sys._base_executable).parent
-    environment = {
-        **{"ROOT": str(root), "STATE": str(state), "DB": str(database), "PORT": port},
-        **{"BACKUPS": str(tmp_path / "backups"), "URL": f"http://127.0.0.1:{port}/healthz"},
-        **{"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_IGNORE_INSTALLED": "1"},
-        "WAIT": "90",
-        "PYTHONPATH": dependencies.read_text().strip(),
-        "PATH": f"{tmp_path / 'bin'}:{python}:/usr/sbin:/usr/bin:/bin",
-        "HOME": str(tmp_path),
-    }
-    subprocess.run([str(systemctl), "start", "rlhf-label"], env=environment, check=True)
-    yield environment
-    subprocess.run([str(systemctl), "stop", "rlhf-label"], env=environment, check=False)
-
-
-def upgrade(wheel: Path, environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-    script = [str(DEPLOY / "upgrade.sh"), str(wheel)]
-    return subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
-def test_an_upgrade_is_checked_before_it_stays(wheel: Path, service: dict[str, str]) -> None:
-    before = Path(service["ROOT"], "current").resolve()
-    done = upgrade(wheel, service)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert Path(service["ROOT"], "current").resolve() != before
-    assert "answers. To go back" in done.stdout
-    assert len(list(Path(service["BACKUPS"]).iterdir())) == 1
-
-
-@pytest.mark.slow
-def test_an_upgrade_that_does_not_start_is_rolled_back(
-    wheel: Path, service: dict[str, str], tmp_path: Path
-) -> None:
-    broken = tmp_path / wheel.name
-    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(broken, "w") as other:
-        for name in whole.namelist():
-            content = whole.read(name)
-            other.writestr(name, BROKEN if name == "labeling_app/web/serving.py" else content)
-    before = Path(service["ROOT"], "current").resolve()
-    done = upgrade(broken, {**service, "WAIT": "40"})
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert f"does not answer at {service['URL']}: back to {before}" in done.stderr
-    assert Path(service["ROOT"], "current").resolve() == before
-    with sqlite3.connect(service["DB"]) as database:
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-        assert database.execute("SELECT COUNT(*) FROM prompts").fetchone() == (3,)
-    assert "of_the_new_version" not in tables
-    [failed] = Path(service["DB"]).parent.glob("labels.db.failed-*[0-9Z]")
-    with sqlite3.connect(failed) as database:
-        assert database.execute("SELECT name FROM of_the_new_version").fetchall() == []
-    with urllib.request.urlopen(service["URL"], timeout=60) as answer:
-        assert answer.status == 200

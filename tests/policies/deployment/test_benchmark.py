@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
+from transformers import LlamaForCausalLM
 
 from policies.deployment.benchmark import prices
 from policies.deployment.settings import BenchmarkSettings
@@ -96,6 +98,56 @@ def test_the_peak_is_that_of_the_block() -> None:
     if large.bytes is None:
         pytest.skip("this system does not reset the peak of a process")
     assert large.bytes - small.bytes > 250 * MEGABYTES
+
+
+def test_a_student_and_a_quantized_form_stand_beside_their_policy(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, student, int8, out = (
+        str(one) for one in (training.model, *(tmp_path / name for name in ("half", "int8", "out")))
+    )
+    usual = ("--precision", "fp32", "--out")
+    outputs = ("--outputs", str(training.reference), "--batch-size", "4")
+    teach = ["distill", "--teacher", model, "--student", model, "--half", *outputs, *usual, student]
+    assert main(teach) == 0
+    prompts = str(training.reference.parent / "prompts.jsonl")
+    assert main(["quantize", model, "--to", "int8", "--prompts", prompts, *usual, int8]) == 0
+    capsys.readouterr()
+    sizes = ("--batch-sizes", "2", "--prompt-tokens", "9", "--answer-tokens", "3", "--repeats", "1")
+    assert main(["benchmark", model, student, int8, *sizes, *usual, out]) == 0
+    report, said = RunDir(Path(out)).read_report(), capsys.readouterr().out
+    assert [(row["run"], row["kind"]) for row in report["rows"]] == [
+        (name, "policy") for name in (model, student, int8)
+    ]
+    assert [line.split()[0] for line in said.splitlines()[1:4]] == [model, student, int8]
+    page = RunDir(Path(out)).report_html.read_text()
+    assert all(page.count(f'<th scope="row">{name}</th>') == 2 for name in (model, student, int8))
+    size = {name: described["bytes"] for name, described in report["models"].items()}
+    assert size[int8] < 0.5 * size[model]
+    assert size[student] < size[model]
+
+
+def test_the_batch_that_is_not_counted_is_a_whole_one(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    """Before two first tokens and two answers of six tokens, which take a pass each."""
+    read: list[int] = []
+
+    def note(
+        module: torch.nn.Module, _: object, named: dict[str, torch.Tensor], __: object
+    ) -> None:
+        if isinstance(module, LlamaForCausalLM):
+            read.append(len(named["input_ids"]))
+
+    sizes = ("--batch-sizes", "4", "--prompt-tokens", "9", "--answer-tokens", "6")
+    more = ("--repeats", "2", "--precision", "fp32", "--price-per-hour", "7200")
+    out = tmp_path / "out"
+    with register_module_forward_hook(note, with_kwargs=True):
+        assert main(["benchmark", str(training.model), *sizes, *more, "--out", str(out)]) == 0
+    assert read == [4] * (6 + 2 * 1 + 2 * 6)
+    cost = RunDir(out).read_report()["cost"]
+    assert cost["price"] == pytest.approx(7200 * cost["device_hours"], rel=0.01)
+    assert 0 < 3600 * cost["device_hours"] <= RunDir(out).read_stage()["device_seconds"] + 1e-3
 
 
 def test_an_encoder_is_measured_too(tmp_path: Path, run_json) -> None:

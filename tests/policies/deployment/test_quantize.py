@@ -44,11 +44,15 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(run: Path | str, prompts: Path, out: Path, *more: str) -> list[str]:
+    """Of a policy, with two short answers of each prompt."""
+    return scored(run, prompts, out, "--max-new-tokens", "12", "--samples", "2", *more)
+
+
+def scored(run: Path | str, prompts: Path, out: Path, *more: str) -> list[str]:
+    """Of a reward model, which answers nothing."""
     to = () if "--to" in more else ("--to", "int8")
-    return [
-        *("quantize", str(run), "--prompts", str(prompts), "--out", str(out), *to),
-        *("--max-new-tokens", "12", "--precision", "fp32", "--samples", "2", *more),
-    ]
+    whole = ("quantize", str(run), "--prompts", str(prompts), "--out", str(out), *to)
+    return [*whole, "--precision", "fp32", *more]
 
 
 def test_the_report_has_what_the_log_probs_changed(
@@ -124,7 +128,11 @@ def test_a_reward_model_is_compared_by_the_order_of_its_pairs(
     training: TrainingInputs, held_out: Path, tmp_path: Path, run_json
 ) -> None:
     out = tmp_path / "int8"
-    report = run_json(*command(training.reward, held_out, out, "--max-loss", "100"))
+    more = ("--max-loss", "100", "--price-per-hour", "7200")
+    report = run_json(*scored(training.reward, held_out, out, *more))
+    assert report["cost"]["price"] == pytest.approx(7200 * report["cost"]["device_hours"], rel=0.01)
+    seconds = 3600 * report["cost"]["device_hours"]
+    assert 0 < seconds <= RunDir(out).read_stage()["device_seconds"] + 1e-3
     assert report["pairs"]["pairs"] == 6 * 6  # six prompts, six pairs of four responses
     assert report["prompts"] == 6
     head = [
@@ -132,11 +140,51 @@ def test_a_reward_model_is_compared_by_the_order_of_its_pairs(
         for folder in (training.reward, out / "model")
     ]
     assert torch.equal(*head)
-    scored = run_json(
+    again = run_json(
         "score", held_out / "test.jsonl", "--reward", out, "--out", tmp_path / "scored.jsonl",
         "--precision", "fp32",
     )  # fmt: skip
-    assert scored["responses"] == 24
+    assert again["responses"] == 24
+
+
+@pytest.mark.parametrize("judged", [True, False], ids=["policy", "reward model"])
+def test_more_than_the_maximum_loss_is_refused(
+    training: TrainingInputs, prompts: Path, tmp_path: Path, refused, run_json, judged: bool
+) -> None:
+    """First a run that may lose everything says what is lost; half of it is then too much."""
+    alike = tuple(f"The trip took {number} hours." for number in range(16))
+    record = build_record(0, "test", alike, (tuple(range(16)),))
+    near = export(tmp_path / "rankings", [record])  # of rewards that are nearly the same
+
+    def words(folder: Path, most: str) -> list[str]:
+        more = ("--to", "int4", "--max-loss", most)
+        if not judged:
+            return scored(training.reward, near, folder, *more)
+        judge = ("--reward", SIGNAL, "--max-log-prob-change", "9", "--seed", "1")
+        return command(training.model, prompts, folder, *more, *judge)
+
+    report = run_json(*words(tmp_path / "all", "100"))
+    if judged:
+        lost, what = 50 - 100 * report["win_rate"]["value"], "win rate on 12 prompts"
+    else:
+        lost, what = 100 - 100 * report["pairs"]["agreement"], "agreement on 120 pairs of responses"
+    assert lost > 0
+    said = refused(*words(tmp_path / "half", str(lost / 2)), exit_code=3)
+    assert f"int4 loses {lost:.1f} points of {what}, more than --max-loss {lost / 2:g}" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all", "rankings"]
+    run_json(*words(tmp_path / "same", str(lost + 1e-6)))
+
+
+def test_settings_that_do_nothing_are_refused(
+    training: TrainingInputs, prompts: Path, held_out: Path, tmp_path: Path, refused
+) -> None:
+    out = tmp_path / "out"
+    said = refused(*command(training.model, prompts, out, "--max-loss", "5"))
+    assert f"--max-loss has no effect on the policy {training.model} without --reward" in said
+    for flag in ("--samples", "--temperature", "--max-new-tokens", "--max-log-prob-change"):
+        said = refused(*scored(training.reward, held_out, out, flag, "3"))
+        assert f"{flag} has no effect with the reward model {training.reward}" in said
+    assert not out.exists()
 
 
 def test_a_quantized_run_is_read_as_a_policy(
@@ -170,9 +218,9 @@ def test_what_cannot_be_quantized_is_refused(
     out = tmp_path / "out"
     said = refused(*command(done.path, prompts, out))
     assert f"{done.path} is quantized already" in said
-    said = refused(*command(training.reward, held_out, out, "--reward", SIGNAL))
+    said = refused(*scored(training.reward, held_out, out, "--reward", SIGNAL))
     assert f"--reward judges a policy's answers, and {training.reward} is a reward model" in said
-    said = refused(*command(training.reward, prompts, out))
+    said = refused(*scored(training.reward, prompts, out))
     assert f"{prompts} has no prompts with two responses to compare on" in said
     said = refused(*command(training.model, prompts, prompts.parent))
     assert f"{prompts.parent} already exists" in said
@@ -186,5 +234,5 @@ def test_an_ensemble_is_refused(
     training: TrainingInputs, held_out: Path, tmp_path: Path, refused
 ) -> None:
     folder = build_ensemble(training, tmp_path / "ensemble")
-    said = refused(*command(folder, held_out, tmp_path / "out"))
+    said = refused(*scored(folder, held_out, tmp_path / "out"))
     assert f"{folder} is an ensemble of 2 reward models" in said

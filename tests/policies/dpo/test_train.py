@@ -24,6 +24,7 @@ from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import read_heartbeats
 from tests.families import FAMILIES, build_family_model
 from tests.pipeline.test_resume import kill_once, stop_after
+from tests.policies.training import metrics_of
 
 TEXTS = ("The weather was lovely.", "It rained all day.", "We loved the warm food and the music.")
 SETTINGS = ("--precision", "fp32", "--micro-batch-size", "2", "--learning-rate", "0.005")
@@ -62,7 +63,7 @@ def rankings(tmp_path_factory) -> Path:
         ranked(3, "train", ((0, 1, 2),)),
         ranked(4, "test", ((0, 2), (1,))),
     ]
-    write_ranked(folder, records, {})
+    write_ranked(folder, records, {"annotator_hours": 1.25})
     return folder
 
 
@@ -142,6 +143,7 @@ def test_pairs_are_those_of_the_rankings(rankings) -> None:
 def test_a_policy_that_evaluate_and_others_read(dpo, tmp_path, tiny_model, rankings) -> None:
     report = dpo("--epochs", "12")
     run = RunDir(tmp_path / "out")
+    assert report["cost"]["annotator_hours"] == 1.25
     assert report["steps"] == 12
     assert report["pairs"]["test"]["pairs"] == 2
     assert report["held_out"]["accuracy"] == 1.0
@@ -176,7 +178,7 @@ LONG = ("--epochs", "8", "--batch-size", "4", "--save-every", "2", "--keep-check
 
 
 def require_same_end(first: RunDir, second: RunDir, steps: int) -> None:
-    rows = [read_metrics(run.metrics_file) for run in (first, second)]
+    rows = [metrics_of(run.path) for run in (first, second)]
     assert [row["step"] for row in rows[1]] == list(range(1, steps + 1))
     assert rows[0] == rows[1]
     files = [(run.policy / "model.safetensors").read_bytes() for run in (first, second)]

@@ -11,7 +11,10 @@ from rlhf.parallel import doctor
 from rlhf.parallel.doctor import Finding
 
 
-def test_this_machine_is_fit(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_this_machine_is_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLHF_IMAGE", "registry/rlhf@sha256:abc")
     words = ["--path", str(tmp_path), "--min-memory", "0", "--min-disk", "0"]
     assert cli.main(["doctor", *words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -19,6 +22,7 @@ def test_this_machine_is_fit(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     assert found["SQLite"] == sqlite3.sqlite_version
     assert found["torch"].startswith("2.")
     assert found["precision"] in ("bf16", "fp32")
+    assert found["image"] == "registry/rlhf@sha256:abc"
     assert {"device", "free memory", "free disk", "transformers", "gradio"} <= set(found)
 
 

@@ -10,12 +10,15 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from policies.deployment.distill.settings import DistillSettings
 from policies.deployment.distill.student import half_of
+from policies.deployment.distill.train import _arguments, sampling_like
 from policies.evaluate.measures.statistics import share_of_gain
 from policies.evaluate.settings import EvaluateSettings
 from policies.evaluate.summaries import describe_evaluation
 from policies.reference.store import open_store
 from rlhf.cli import main
+from rlhf.config import read_settings_file
 from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm, save_model
 from rlhf.modeling.tokens import load_tokenizer
@@ -26,10 +29,12 @@ from tests.conftest import build_tiny_model
 from tests.families import FAMILIES, build_family_model
 from tests.pipeline.loop import SHORT, SIGNAL, write_prompts
 from tests.pipeline.test_resume import stop_after
+from tests.policies.training import metrics_of
 
 SHARPER = 30.0  # times the weights of a random model, whose distributions are nearly uniform
-SIZES = ("--batch-size", "4", "--micro-batch-size", "4", "--max-new-tokens", "6")
+SIZES = ("--batch-size", "4", "--micro-batch-size", "4")
 USUAL = (*SIZES, "--precision", "fp32", "--learning-rate", "0.01")
+SHORTER = ("--max-new-tokens", "6")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +64,7 @@ def done(
 ) -> RunDir:
     """A student of the tiny model's first layer; tests only read it."""
     out = tmp_path_factory.mktemp("distill") / "student"
-    more = ("--half", "--epochs", "3", "--save-every", "4")
+    more = ("--half", "--epochs", "3", "--save-every", "4", *SHORTER)
     assert main(command(teacher, tiny_model, outputs, out, *more)) == 0
     return RunDir(out)
 
@@ -144,7 +149,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(
     shutil.copytree(done.path, stopped.path)
     assert len(list(stopped.checkpoints.glob("checkpoint-*"))) == 1
     shutil.rmtree(stopped.path)
-    more = ("--half", "--epochs", "3", "--save-every", "4", "--keep-checkpoints", "3")
+    more = ("--half", "--epochs", "3", "--save-every", "4", "--keep-checkpoints", "3", *SHORTER)
     arguments = command(teacher, tiny_model, outputs, stopped.path, *more)
     assert main(arguments) == 0
     stop_after(stopped, 4)
@@ -152,6 +157,39 @@ def test_a_stopped_run_goes_on_to_the_same_weights(
     assert main([*arguments, "--resume"]) == 0
     whole, resumed = (load_file(run.policy / "model.safetensors") for run in (done, stopped))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_the_student_samples_as_the_outputs_were_sampled(
+    tiny_model: Path, teacher: Path, tmp_path: Path
+) -> None:
+    prompts, stored = write_prompts(tmp_path / "prompts.jsonl"), tmp_path / "reference"
+    given = ("--model", str(teacher), "--out", str(stored), "--precision", "fp32")
+    sampled = ("--temperature", "0.8", "--max-new-tokens", "5")
+    assert main(["reference", "--prompts", str(prompts), *given, *sampled]) == 0
+    settings = DistillSettings(
+        teacher=str(teacher), student=str(tiny_model), outputs=stored, out=tmp_path / "unused"
+    )
+    found = sampling_like(settings, open_store(stored / "outputs"))
+    assert (_arguments(found).temperature, _arguments(found).max_new_tokens) == (0.8, 5)
+    for more, expected in (((), (0.8, 5)), (("--temperature", "2", *SHORTER), (2.0, 6))):
+        run = RunDir(tmp_path / f"out-{len(more)}")
+        assert main(command(teacher, tiny_model, stored, run.path, "--on-policy", "1", *more)) == 0
+        recorded = read_settings_file(run.config_file)
+        assert (recorded["temperature"], recorded["max_new_tokens"]) == expected
+        assert main(["distill", "--config", str(run.config_file), "--resume"]) == 0
+
+
+def test_the_temperature_is_that_of_sampling_alone(
+    tiny_model: Path, teacher: Path, outputs: Path, tmp_path: Path
+) -> None:
+    """As the help says: on stored outputs it changes no loss."""
+    losses = []
+    for temperature in ("0.25", "4"):
+        run = RunDir(tmp_path / temperature)
+        more = ("--on-policy", "0", "--half", "--temperature", temperature)
+        assert main(command(teacher, tiny_model, outputs, run.path, *more)) == 0
+        losses.append([row["loss"] for row in metrics_of(run.path)])
+    assert losses[0] == losses[1]
 
 
 def test_the_share_of_gain_by_hand() -> None:

@@ -101,6 +101,8 @@ def test_refusals(training: TrainingInputs, tmp_path: Path, refused) -> None:
     out = tmp_path / "out"
     said = refused(*command(training, out, "--on-policy", "1"))
     assert f"--on-policy has no effect with the reward model {training.reward}" in said
+    said = refused(*command(training, out, "--temperature", "1", "--max-new-tokens", "128"))
+    assert "--temperature and --max-new-tokens have no effect with the reward model" in said
     encoder = build_encoder(tmp_path / "bert")
     arguments = command(training, out)
     arguments[arguments.index("--student") + 1] = str(encoder)

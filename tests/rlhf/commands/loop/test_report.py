@@ -126,6 +126,17 @@ def test_the_table_at_the_end() -> None:
     assert "No policy gained." in loop.describe(settings, nothing)
 
 
+def test_a_loop_has_the_price_of_a_point_of_the_policy_that_it_returns(tmp_path: Path) -> None:
+    """Two stages of an hour at 3: 6 for the 12 points by which round 0 beats the original."""
+    for number in (0, 1):
+        stage = {"stage": "ppo", "status": "done", "device_seconds": 3600, "processes": 1}
+        write_json(tmp_path / f"round-{number}" / "ppo" / "stage.json", stage)
+    cost = build_report(rounds(WINS, EVEN), tmp_path, None, 3.0)["cost"]
+    assert (cost["device_hours"], cost["price"], cost["price_per_point"]) == (2.0, 6.0, 0.5)
+    for done, price in ((rounds(EVEN), 3.0), (rounds(WINS), None), ([], 3.0)):  # no gain, no price
+        assert build_report(done, tmp_path, None, price)["cost"]["price_per_point"] is None
+
+
 def test_rounds_are_read_from_the_files_of_their_stages(tmp_path: Path) -> None:
     assert read_rounds(tmp_path) == []
     accuracy = {"value": 0.7, "low": 0.6, "high": 0.8, "pairs": 9}
