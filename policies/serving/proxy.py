@@ -1,7 +1,10 @@
 """Chat completions: choose a policy, pass the request on, keep the answer, pass it back.
 
 A streamed answer is passed on event by event. Its end, `data: [DONE]`, is sent once it is kept: an
-app that has seen the end may send feedback on it, also after the server was killed.
+app that has seen the end may send feedback on it, also after the server was killed. Where the
+database fails, an error event takes the place of the end, and an answer that is not streamed has
+the header `x-rlhf-kept: false`: the app has its text all the same, and can tell. The status stays
+200, because clients ask again after a 5xx, and a full disk would only cost the same answer thrice.
 """
 
 import sqlite3
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 MODEL = "policy"  # the name that apps see, whoever answers
 MAX_RUNNING = 512
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+NOT_KEPT = {"x-rlhf-kept": "false"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +137,11 @@ class Proxy:
         except BrokenStreamError as error:
             raise unusable(str(error)) from None
         completion = {**completion, **_names(asked)}
-        await self._finish(asked, answer)
+        failure = await self._finish(asked, answer)
         if not asked.body.get("stream"):
-            return JSONResponse(completion)
-        return Response(b"".join([*as_events(completion), DONE]), media_type=EVENT_STREAM)
+            return JSONResponse(completion, headers=NOT_KEPT if failure else None)
+        events = [*as_events(completion), _end(failure)]
+        return Response(b"".join(events), media_type=EVENT_STREAM)
 
     async def _events(self, asked: Asked, opened: httpx.Response) -> AsyncIterator[bytes]:
         """The events of a stream, as they arrive."""
@@ -152,26 +157,37 @@ class Proxy:
             problem = f"The model server ended its answer early: {reason}"
             yield event_of(ApiError(502, problem, UPSTREAM).body)
             return
-        await self._finish(asked, reader.answer)
-        yield DONE
+        yield _end(await self._finish(asked, reader.answer))
 
-    async def _finish(self, asked: Asked, answer: Answer) -> None:
-        """Count an answer, recognize what follows it, and keep it."""
+    async def _finish(self, asked: Asked, answer: Answer) -> ApiError | None:
+        """Count an answer, recognize what follows it, and keep it.
+
+        Returns:
+            Why the database could not keep it; None otherwise. What the redaction fails on is like
+            what nobody could judge: it is not kept, and the answer is as good.
+        """
         variant = asked.conversation.variant
         self.counts.tokens[variant] += answer.completion_tokens
         self._split.remember(asked.conversation, asked.messages, answer.text)
         if self.keeping is None or not self.keeping.keeps(asked.conversation):
-            return
+            return None
         try:
             kept = served_response(self.keeping, asked, answer, self.sides[variant].description)
             if kept is not None:
                 await self.keeping.records.keep(kept)
                 self.counts.kept += 1
-        except (sqlite3.Error, InputError) as error:
-            # The app gets its answer all the same; feedback on it will be refused.
-            self.counts.not_kept += 1
-            if self.counts.not_kept == 1:
-                sys.stderr.write(f"A response could not be kept: {error}\n")
+        except sqlite3.Error as error:
+            self._count_not_kept(error)
+            problem = f"The response is complete, and could not be kept ({error}): it takes no "
+            return ApiError(503, f"{problem}feedback.", UNAVAILABLE, code="not_kept")
+        except InputError as error:
+            self._count_not_kept(error)
+        return None
+
+    def _count_not_kept(self, error: Exception) -> None:
+        self.counts.not_kept += 1
+        if self.counts.not_kept == 1:
+            sys.stderr.write(f"A response could not be kept: {error}\n")
 
 
 class _EventStream(StreamingResponse):
@@ -192,6 +208,11 @@ class _EventStream(StreamingResponse):
         finally:
             self._counts.running -= 1
             await self._opened.aclose()
+
+
+def _end(failure: ApiError | None) -> bytes:
+    """The last event of a stream."""
+    return DONE if failure is None else event_of(failure.body)
 
 
 def _names(asked: Asked) -> dict[str, str]:
