@@ -3,7 +3,6 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ import openai
 import pytest
 
 from policies.serving.keeping import Asked, Keeping, served_response
-from policies.serving.proxy import Proxy, Side
+from policies.serving.proxy import Policies, Proxy, Side
 from policies.serving.servers.events import MAX_TEXT, Answer
 from policies.serving.servers.upstream import Upstream, unreachable
 from policies.serving.split import Conversation, Split
@@ -71,9 +70,10 @@ def test_an_app_gets_its_answer_where_the_redaction_fails(
     records = Records()
     keeping = Keeping(records=records, redact=load_redaction(f"{REDACTIONS}:broken"))
     side = Side(description=MODEL, upstream=Upstream(url="http://a/v1", model="m", headers={}))
-    proxy = Proxy({"policy": side}, Split(0.0), keeping, None, 1.0)
+    policies = Policies(sides={"policy": side}, split=Split(0.0), keeping=keeping)
+    proxy = Proxy(policies, None, 1.0)
     for _ in range(2):
-        run_alone(proxy._finish(asked("My secret"), said("Yes.")))
+        run_alone(proxy._finish(asked("My secret"), policies, said("Yes.")))
     assert (proxy.counts.kept, proxy.counts.not_kept, records.kept) == (0, 2, [])
     words = capsys.readouterr().err
     assert words.count("A response could not be kept") == 1
@@ -117,14 +117,11 @@ def full(
 
 
 def test_a_stream_that_could_not_be_kept_does_not_end_as_one_that_was(full: ServedPolicy) -> None:
-    said = ""
-    with (
-        full.openai.chat.completions.create(model="policy", messages=HI, stream=True) as stream,
-        pytest.raises(openai.APIError) as caught,
-    ):
-        for event in stream:
-            said += event.choices[0].delta.content or ""
-    assert said == "one two three"
+    stream = full.openai.chat.completions.create(model="policy", messages=HI, stream=True)
+    said: list[str] = []
+    with stream, pytest.raises(openai.APIError) as caught:
+        said.extend(event.choices[0].delta.content or "" for event in stream)
+    assert "".join(said) == "one two three"
     assert caught.value.message == (
         "The response is complete, and could not be kept (disk is full): it takes no feedback."
     )
