@@ -170,7 +170,10 @@ def _imported(name: str, report: Payload) -> str:
 def _replaced(report: Payload) -> str:
     if report["other_sources"]:
         others = ", ".join(report["other_sources"])
-        return f"Nothing was replaced: no earlier import has this source. There are: {others}."
+        return (
+            "Nothing was replaced: no earlier import has this source. To replace another one, name "
+            f"it as the source: {others}."
+        )
     return (
         f"Earlier rankings of this source: {report['replaced']:,} replaced and no longer counted, "
         f"{report['unchanged']:,} unchanged."

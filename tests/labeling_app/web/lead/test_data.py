@@ -128,23 +128,24 @@ def test_a_later_export_replaces_the_earlier_under_one_name_with_the_command_lin
     file = tmp_path / "project.json"
     file.write_bytes(content("ann", "bob"))
     assert main(["import", str(file), "--db", str(store.connections.path)]) == 0
-    chosen = {"replace": "yes", "kind": "ai", "annotator": "judge"}
-    _, state = ask(importing("project.jsonl", content("ann"), **chosen))
+    _, state = ask(importing("project.jsonl", content("ann"), replace="yes"))
     assert state["say"] == (
         "project.jsonl: nothing in it is new. Earlier rankings of this source: 1 replaced and no "
         "longer counted, 1 unchanged."
     )
-    _, state = ask(importing("else.jsonl", content("ann"), replace="yes"), sender="admin")
+
+
+def test_nothing_is_replaced_under_a_new_name_and_a_kind_can_be_chosen(ask, store, import_lines):
+    import_lines({**GOOD, "annotator": "ann"})
+    chosen = {"replace": "yes", "kind": "ai", "annotator": "judge"}
+    _, state = ask(importing("else.jsonl", jsonl(GOOD), **chosen))
     assert state["say"].endswith(
-        "Nothing was replaced: no earlier import has this source. There are: project."
+        "Nothing was replaced: no earlier import has this source. To replace another one, name it "
+        "as the source: more."
     )
-
-
-def test_the_kind_of_an_annotator_can_be_chosen(ask, store):
-    chosen = {"kind": "ai", "annotator": "judge"}
-    ask(importing("mine.jsonl", jsonl(GOOD), **chosen))
     [record] = store.ranked_prompts()
-    assert [(one.annotator, one.kind) for one in record.rankings] == [("judge", "ai")]
+    said = [(one.annotator, one.kind) for one in record.rankings]
+    assert said == [("ann", "human"), ("judge", "ai")]
 
 
 @pytest.mark.parametrize("name", ["many.jsonl", "many.json", "many.jsonl.gz", "many.csv"])
@@ -178,13 +179,13 @@ def test_the_state_of_an_import_has_the_share_that_its_job_has_written(ask, stor
             assert state["name"] == "mine.jsonl"
             await asyncio.sleep(0.02)
         assert "data-running" not in (await client.get("/lead/data")).text
-        return [shares, state["say"]]
+        return [shares, state["say"], [name for name in left_over() if name.startswith(one)]]
 
-    shares, said = ask(run)
+    shares, said, left = ask(run)
     assert shares == sorted(shares)
     assert any(0 < share < 1 for share in shares)
     assert said == "Imported mine.jsonl: 4,000 prompts, 8,000 responses."
-    assert left_over() == []
+    assert left == []
 
 
 @pytest.mark.parametrize(
