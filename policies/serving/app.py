@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from policies.serving.access import Access
 from policies.serving.errors import UNAVAILABLE, ApiError
+from policies.serving.keeping import Records
 from policies.serving.metrics import write_metrics
 from policies.serving.proxy import MODEL, Proxy
 from policies.serving.servers.upstream import new_client
@@ -39,13 +40,26 @@ class Watched(Protocol):
         """Start it again if it has ended."""
 
 
-def build_app(proxy: Proxy, access: Access, engines: Sequence[Watched] = ()) -> Starlette:
+class Follower(Protocol):
+    """Changes a policy of the proxy while it serves."""
+
+    async def follow(self, proxy: Proxy) -> None:
+        """Do it until it is cancelled."""
+
+
+def build_app(
+    proxy: Proxy,
+    access: Access,
+    engines: Sequence[Watched] = (),
+    followers: Sequence[Follower] = (),
+) -> Starlette:
     """The web application.
 
     Args:
         proxy: answers chat completions.
         access: who may use it.
         engines: servers that are started again if they end.
+        followers: see there.
     """
     began = time.time()
 
@@ -58,9 +72,9 @@ def build_app(proxy: Proxy, access: Access, engines: Sequence[Watched] = ()) -> 
 
     async def feedback(request: Request, program: str) -> Response:
         payload = await read_json(request, MAX_FEEDBACK_BYTES)
-        if proxy.keeping is None:
+        keeping = proxy.policies.keeping
+        if keeping is None:
             raise ApiError(404, "Nothing is kept: start rlhf serve with --db.")
-        keeping = proxy.keeping
         is_new = await keeping.records.add_feedback(program, keeping.clean_feedback(payload))
         proxy.counts.feedback += is_new
         return JSONResponse({"stored": is_new}, 201 if is_new else 200)
@@ -95,24 +109,25 @@ def build_app(proxy: Proxy, access: Access, engines: Sequence[Watched] = ()) -> 
             Route("/metrics", guarded(metrics)),
             Route("/health", health),
         ],
-        lifespan=_lifespan(proxy, engines),
+        lifespan=_lifespan(proxy, engines, followers),
         exception_handlers={404: _unknown_route, 405: _unknown_route},
     )
 
 
 async def _problems(proxy: Proxy) -> dict[str, str]:
     """Why each policy cannot answer; empty if it can."""
-    asked = (side.upstream.problem(proxy.client) for side in proxy.sides.values())
-    return dict(zip(proxy.sides, await asyncio.gather(*asked), strict=True))
+    sides = proxy.policies.sides
+    asked = (side.upstream.problem(proxy.client) for side in sides.values())
+    return dict(zip(sides, await asyncio.gather(*asked), strict=True))
 
 
 async def compare(proxy: Proxy) -> dict[str, Any] | None:
     """What the thumbs say so far; None without a comparison."""
-    if proxy.keeping is None or proxy.keeping.comparison is None:
+    policies = proxy.policies
+    if policies.keeping is None or policies.keeping.comparison is None:
         return None
-    counts = await proxy.keeping.records.count_thumbs(proxy.keeping.comparison)
-    found = compare_thumbs(counts)
-    for name, side in proxy.sides.items():
+    found = compare_thumbs(await policies.keeping.records.count_thumbs(policies.keeping.comparison))
+    for name, side in policies.sides.items():
         found[name]["name"] = side.description["path"]
     return found
 
@@ -144,17 +159,20 @@ def _unknown_route(request: Request, error: Exception) -> Response:
 
 
 def _lifespan(
-    proxy: Proxy, engines: Sequence[Watched]
+    proxy: Proxy, engines: Sequence[Watched], followers: Sequence[Follower]
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
         async with new_client(proxy.silence_seconds) as proxy.client:
-            tasks = [asyncio.create_task(_watch(engines))]
-            if proxy.keeping is not None and proxy.keeping.days is not None:
-                tasks.append(asyncio.create_task(_forget(proxy)))
+            keeping = proxy.policies.keeping
+            lasting = [_watch(engines), *(one.follow(proxy) for one in followers)]
+            if keeping is not None and keeping.days is not None:
+                lasting.append(_forget(keeping.records, keeping.days))
+            tasks = [asyncio.create_task(one) for one in lasting]
             yield
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     return live
 
@@ -170,13 +188,11 @@ async def _watch(engines: Sequence[Watched]) -> None:
                 sys.stderr.write(f"A model server could not be started ({error}).\n")
 
 
-async def _forget(proxy: Proxy) -> None:
+async def _forget(records: Records, days: int) -> None:
     """Delete old responses, every hour."""
-    assert proxy.keeping is not None
-    assert proxy.keeping.days is not None
     while True:
         try:
-            await proxy.keeping.records.forget(time.time() - proxy.keeping.days * DAY_SECONDS)
+            await records.forget(time.time() - days * DAY_SECONDS)
         except sqlite3.Error as error:
             sys.stderr.write(f"Old responses could not be deleted ({error}).\n")
         await asyncio.sleep(FORGET_EVERY_SECONDS)

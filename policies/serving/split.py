@@ -37,6 +37,10 @@ class Split:
         self._random = random.Random(seed)
         self._known: OrderedDict[bytes, Conversation] = OrderedDict()
 
+    def renewed(self) -> "Split":
+        """The same split, which knows no conversation yet."""
+        return Split(self._share)
+
     def draw(self, new_id: str, messages: Sequence[dict[str, Any]]) -> Conversation:
         """The conversation that these messages continue, or a new one.
 

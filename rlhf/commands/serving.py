@@ -4,9 +4,11 @@ import json
 import shlex
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from http.client import HTTPException
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,8 +22,9 @@ from labeling_app.web.programs.served import ServedRecords
 from labeling_app.web.serving import require_free_port
 from policies.serving.access import Access
 from policies.serving.app import build_app
+from policies.serving.following import PromotionFollower, Start
 from policies.serving.keeping import Keeping
-from policies.serving.proxy import MODEL, Proxy, Side
+from policies.serving.proxy import MODEL, Policies, Proxy, Side
 from policies.serving.servers.engine import EngineProcess, engine_command
 from policies.serving.servers.upstream import Upstream
 from policies.serving.settings import read_share
@@ -32,6 +35,7 @@ from rlhf.endpoints.signals import load_redaction
 from rlhf.endpoints.urls import LOOPBACK, open_url, read_answer
 from rlhf.errors import InputError
 from rlhf.records.served import Variant
+from rlhf.run.loops.promotion import is_loop
 
 if TYPE_CHECKING:
     from policies.serving.servers.best_of import BestOf
@@ -55,20 +59,28 @@ def serve_policies(settings: Settings) -> dict[str, Any]:
             _require_usable(store, settings)
             records = ServedRecords(store)
         best_of = _best_of(settings)
-        sides, engines = stack.enter_context(_sides(settings))
         share = read_share(settings.share, "--share") if settings.compares else 0.0
+
+        def start_comparison(sides: Mapping[Variant, Side]) -> int | None:
+            if records is None or not settings.compares:
+                return None
+            names: dict[Variant, str] = {n: side.description["path"] for n, side in sides.items()}
+            return records.start_comparison(names, share)
+
+        servers = stack.enter_context(_servers(settings))
         keeping = None
         if records is not None:
-            names: dict[Variant, str] = {n: side.description["path"] for n, side in sides.items()}
             keeping = Keeping(
                 records=records,
                 share=read_share(settings.keep.share, "--keep.share"),
                 days=settings.keep.days,
                 redact=redact,
-                comparison=records.start_comparison(names, share) if settings.compares else None,
+                comparison=start_comparison(servers.sides),
             )
-        proxy = Proxy(sides, Split(share), keeping, best_of, settings.silence_seconds)
-        app = build_app(proxy, Access(settings.host, records), engines)
+        policies = Policies(sides=servers.sides, split=Split(share), keeping=keeping)
+        proxy = Proxy(policies, best_of, settings.silence_seconds)
+        followers = _followers(settings, servers, start_comparison)
+        app = build_app(proxy, Access(settings.host, records), servers.engines, followers)
         _print_address(settings)
         serve_app(app, settings.host, settings.port)
     counts = vars(proxy.counts)
@@ -95,42 +107,81 @@ def _wanted(settings: Settings) -> dict[Variant, tuple[str | None, str | None]]:
     return wanted
 
 
+@dataclass
+class _Servers:
+    """The policies, the model servers that are running, and by policy the folder and its server."""
+
+    sides: dict[Variant, Side] = field(default_factory=dict)
+    engines: list[EngineProcess] = field(default_factory=list)
+    started: dict[Variant, tuple[str, EngineProcess]] = field(default_factory=dict)
+
+
 @contextmanager
-def _sides(settings: Settings) -> Iterator[tuple[dict[Variant, Side], list[EngineProcess]]]:
+def _servers(settings: Settings) -> Iterator[_Servers]:
     """The policies, ready to answer; servers that were started are ended with the block."""
-    sides: dict[Variant, Side] = {}
-    engines: list[EngineProcess] = []
+    servers = _Servers()
     try:
         for variant, (name, endpoint) in _wanted(settings).items():
             if endpoint is not None:
-                sides[variant] = _side_at(endpoint.rstrip("/"), name)
+                servers.sides[variant] = _side_at(endpoint.rstrip("/"), name)
                 continue
+            from rlhf.modeling.models import policy_folder
+
             assert name is not None  # checked by the settings
-            sides[variant], engine = _start(settings, name)
-            engines.append(engine)
-        for engine in engines:
+            folder = policy_folder(name)
+            servers.sides[variant], engine = _prepare(settings, folder)()
+            servers.engines.append(engine)
+            servers.started[variant] = folder, engine
+        for engine in servers.engines:
             engine.wait_until_ready()
-        yield sides, engines
+        yield servers
     finally:
-        for engine in engines:
+        for engine in servers.engines:
             engine.stop()
 
 
-def _start(settings: Settings, name: str) -> tuple[Side, EngineProcess]:
-    """A policy whose server was started."""
-    from rlhf.modeling.models import describe_model, policy_folder
+def _prepare(settings: Settings, folder: str) -> Start:
+    """Read a policy, and return what starts its server."""
+    from rlhf.modeling.models import describe_model
     from rlhf.modeling.readers import described_kwargs, kwargs_for
 
-    folder = policy_folder(name)
     description = describe_model(folder, kwargs_for(folder, settings.chat_template_kwargs))
     kwargs = described_kwargs(description)
-    sys.stderr.write(f"Starting {settings.engine} serve {folder} …\n")
-    engine = EngineProcess(
-        lambda port: engine_command(settings.engine, folder, port, kwargs, settings.engine_flags)
-    )
-    upstream = Upstream(url=engine.url, model=folder, headers={})
     named = {"path": f"{folder} ({description['hash'][:12]})", "hash": description["hash"]}
-    return Side(description=named, upstream=upstream), engine
+
+    def start() -> tuple[Side, EngineProcess]:
+        sys.stderr.write(f"Starting {settings.engine} serve {folder} …\n")
+        engine = EngineProcess(
+            lambda port: engine_command(
+                settings.engine, folder, port, kwargs, settings.engine_flags
+            )
+        )
+        upstream = Upstream(url=engine.url, model=folder, headers={})
+        return Side(description=named, upstream=upstream), engine
+
+    return start
+
+
+def _followers(
+    settings: Settings,
+    servers: _Servers,
+    start_comparison: Callable[[Mapping[Variant, Side]], int | None],
+) -> list[PromotionFollower]:
+    """What changes the policies of loops with their promotions."""
+    names: dict[Variant, str | None] = {"policy": settings.policy, "against": settings.against}
+    return [
+        PromotionFollower(
+            out=Path(name),
+            variant=variant,
+            name=folder,
+            engine=engine,
+            engines=servers.engines,
+            prepare=lambda folder: _prepare(settings, folder),
+            start_comparison=start_comparison,
+        )
+        for variant, (folder, engine) in servers.started.items()
+        if (name := names[variant]) is not None and is_loop(Path(name))
+    ]
 
 
 def _side_at(url: str, name: str | None) -> Side:

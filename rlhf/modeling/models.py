@@ -56,7 +56,7 @@ from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parall
 from rlhf.parallel.weight_files import WeightFiles
 from rlhf.records.fingerprints import known_folder_hash, take_folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
-from rlhf.run.loops.promotion import promoted_policy
+from rlhf.run.loops.promotion import is_loop, promoted_policy
 from rlhf.run.rundir import RunDir, require_done
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
@@ -117,9 +117,9 @@ def policy_folder(name: str) -> str:
     Raises:
         InputError: `name` is a stage that did not finish, or another stage.
     """
-    found = RunDir(Path(name)).read_stage().get("stage")
-    if found == "loop":
+    if is_loop(Path(name)):
         return promoted_policy(Path(name))
+    found = RunDir(Path(name)).read_stage().get("stage")
     stage = found if found in ("sft", "dpo") else "ppo"
     return model_folder(name, stage, "model" if stage == "sft" else "policy")
 

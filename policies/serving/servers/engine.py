@@ -94,14 +94,24 @@ class EngineProcess:
         Raises:
             InputError: it has ended.
         """
-        while not self._answers():
-            code = self._process.poll()
-            if code is not None:
-                raise InputError(
-                    f"The model server ended with status {code} before it was ready",
-                    f"Its messages are above. Try it alone: {' '.join(self._command)}",
-                )
+        while not self.is_ready():
             time.sleep(POLL_SECONDS)
+
+    def is_ready(self) -> bool:
+        """Whether it has loaded its model.
+
+        Raises:
+            InputError: it has ended.
+        """
+        if self._answers():
+            return True
+        code = self._process.poll()
+        if code is not None:
+            raise InputError(
+                f"The model server ended with status {code} before it was ready",
+                f"Its messages are above. Try it alone: {' '.join(self._command)}",
+            )
+        return False
 
     def restart_if_dead(self) -> None:
         """Start it again if it has ended, with growing pauses if it ends soon."""

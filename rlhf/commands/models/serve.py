@@ -32,8 +32,8 @@ class Settings:
 
     policy: str | None = None
     """The model to serve to OpenAI clients: the --out of rlhf ppo, dpo, sft, distill, quantize or
-    loop (its promoted policy), or a model folder. With --endpoint: its name on that server;
-    default: the only one there."""
+    loop (its promoted policy, also after a promotion), or a model folder. With --endpoint: its name
+    on that server; default: the only one there."""
     against: str | None = None
     """A second policy or the original model. Thumbs say which of the two people like better."""
     share: str = "50%"

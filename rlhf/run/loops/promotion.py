@@ -1,4 +1,4 @@
-"""The promoted policy of a loop: the one that live mode uses, and serving from its next start.
+"""The promoted policy of a loop: the one that live mode and serving use.
 
 OUT/promoted.json lists every promotion and every rollback, the newest last. A rollback returns to
 the policy that was promoted before; before the first one that is the model the loop began with.
@@ -39,16 +39,20 @@ class Promotion:
     rolled_back: bool = False
 
 
+def is_loop(out: Path) -> bool:
+    """Whether a loop was started in a folder."""
+    return RunDir(out).read_stage().get("stage") == "loop"
+
+
 def require_loop(out: Path) -> RunDir:
     """The folder of a loop.
 
     Raises:
         InputError: no loop was started in it.
     """
-    run = RunDir(out)
-    if run.read_stage().get("stage") != "loop":
+    if not is_loop(out):
         raise InputError(f"{out} is not the folder of a loop", "Give the --out of rlhf loop.")
-    return run
+    return RunDir(out)
 
 
 def read_promotions(out: Path) -> list[Promotion]:

@@ -1,18 +1,24 @@
-"""What is kept of an answer, without a server: whose words, and what is left out."""
+"""What is kept of an answer: whose words, what is left out, and what an app sees if it fails."""
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from policies.serving.keeping import Asked, Keeping, served_response
-from policies.serving.proxy import Proxy, Side
+from policies.serving.proxy import Policies, Proxy, Side
 from policies.serving.servers.events import MAX_TEXT, Answer
 from policies.serving.servers.upstream import Upstream, unreachable
 from policies.serving.split import Conversation, Split
 from rlhf.endpoints.signals import load_redaction
 from rlhf.records.served import ServedResponse
+from tests.servers.chat import ChatServer
 from tests.servers.coroutines import run_alone
+from tests.servers.served_policy import ServedPolicy, served_policy
 
 REDACTIONS = "tests.policies.serving.redaction"
 MODEL = {"path": "m", "hash": "abc"}
@@ -64,9 +70,10 @@ def test_an_app_gets_its_answer_where_the_redaction_fails(
     records = Records()
     keeping = Keeping(records=records, redact=load_redaction(f"{REDACTIONS}:broken"))
     side = Side(description=MODEL, upstream=Upstream(url="http://a/v1", model="m", headers={}))
-    proxy = Proxy({"policy": side}, Split(0.0), keeping, None, 1.0)
+    policies = Policies(sides={"policy": side}, split=Split(0.0), keeping=keeping)
+    proxy = Proxy(policies, None, 1.0)
     for _ in range(2):
-        run_alone(proxy._finish(asked("My secret"), said("Yes.")))
+        run_alone(proxy._finish(asked("My secret"), policies, said("Yes.")))
     assert (proxy.counts.kept, proxy.counts.not_kept, records.kept) == (0, 2, [])
     words = capsys.readouterr().err
     assert words.count("A response could not be kept") == 1
@@ -77,3 +84,62 @@ def test_a_silent_server_is_told_from_one_that_is_away() -> None:
     assert unreachable(httpx.ReadTimeout("")).status == 504
     assert unreachable(httpx.ConnectTimeout("")).status == 502
     assert unreachable(httpx.ConnectError("refused")).status == 502
+
+
+# ----------------------------------------------------------------- a database that keeps nothing
+
+
+BEST_OF = ("--best-of", "2", "--reward", "signal:tests.pipeline.signals:count_letters")
+HI = [{"role": "user", "content": "Hi?"}]
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[ChatServer]:
+    with ChatServer() as server:
+        server.answers = ["one two three"]
+        yield server
+
+
+@pytest.fixture(params=[(), BEST_OF], ids=["one", "best-of"], scope="module")
+def full(
+    request: pytest.FixtureRequest, upstream: ChatServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedPolicy]:
+    """A proxy whose database refuses every response from now on."""
+    db = tmp_path_factory.mktemp("full") / "labels.db"
+    upstream.streams = not request.param
+    with served_policy("--endpoint", upstream.url, "--db", db, *request.param) as server:
+        with closing(sqlite3.connect(db)) as opened:
+            opened.execute(
+                "CREATE TRIGGER full BEFORE INSERT ON served"
+                " BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
+            )
+        yield server
+
+
+def test_a_stream_that_could_not_be_kept_does_not_end_as_one_that_was(full: ServedPolicy) -> None:
+    stream = full.openai.chat.completions.create(model="policy", messages=HI, stream=True)
+    said: list[str] = []
+    with stream, pytest.raises(openai.APIError) as caught:
+        said.extend(event.choices[0].delta.content or "" for event in stream)
+    assert "".join(said) == "one two three"
+    assert caught.value.message == (
+        "The response is complete, and could not be kept (disk is full): it takes no feedback."
+    )
+    assert (caught.value.type, caught.value.code) == ("server_error", "not_kept")
+    body = {"model": "policy", "messages": HI, "stream": True}
+    assert "[DONE]" not in full.post("/v1/chat/completions", body).text
+    metrics = full.metrics()
+    assert (metrics["keep_failures_total"], metrics["kept_total"], metrics["running"]) == (2, 0, 0)
+
+
+def test_a_whole_response_that_could_not_be_kept_says_so_in_a_header(
+    full: ServedPolicy, upstream: ChatServer
+) -> None:
+    upstream.streams = False
+    asking = full.openai.chat.completions.with_raw_response
+    raw = asking.create(model="policy", messages=HI, stream=False)
+    assert raw.headers["x-rlhf-kept"] == "false"
+    found = raw.parse()
+    assert found.choices[0].message.content == "one two three"
+    refused = full.post("/feedback", {"id": found.id, "thumbs": "up"})
+    assert refused.status_code == 404

@@ -10,7 +10,7 @@ import pytest
 from policies.serving import app
 from policies.serving.app import DAY_SECONDS
 from policies.serving.keeping import Keeping
-from policies.serving.proxy import Proxy
+from policies.serving.proxy import Policies, Proxy
 from policies.serving.split import Split
 from tests.servers.coroutines import run_alone
 
@@ -42,7 +42,7 @@ class Records:
 
 def serve(records: Records, engines: list[Engine], days: int | None) -> None:
     keeping = Keeping(records=records, days=days)
-    proxy = Proxy({}, Split(0.0), keeping, None, 1.0)
+    proxy = Proxy(Policies(sides={}, split=Split(0.0), keeping=keeping), None, 1.0)
     served = app.build_app(proxy, SimpleNamespace(), engines)
 
     async def live() -> None:
