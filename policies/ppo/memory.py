@@ -28,6 +28,8 @@ ASSUMED_TOKENS = 256
 def plan_memory(settings: PPOSettings) -> str:
     """The plan as a table; with a shared base, the peak without it too.
 
+    On a machine without a GPU vLLM never sleeps, and is planned so; the peak on GPUs is added.
+
     Raises:
         InputError: a model has no config that can be read.
     """
@@ -37,6 +39,12 @@ def plan_memory(settings: PPOSettings) -> str:
         apart = replace(roles, share_base=False, four_bits=False)
         peak = _plan(settings, critic, apart).peak / GIB
         text += f"\nWithout --lora.share-base the peak is {peak:.4g} GiB."
+    if roles.vllm and not roles.engine_sleeps:
+        peak = _plan(settings, critic, replace(roles, engine_sleeps=True)).peak / GIB
+        text += (
+            "\nThis machine has no GPU, so vLLM is planned to keep its memory. On GPUs it sleeps "
+            f"between batches: the peak is then {peak:.4g} GiB."
+        )
     return text
 
 

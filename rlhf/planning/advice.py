@@ -1,6 +1,8 @@
 """Which way of training `rlhf plan` advises, and the flags that ask for it."""
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from rlhf.planning.plan import GIB, STAGES, Layout, SampleBatch
 from rlhf.planning.planner import Shape
@@ -10,6 +12,7 @@ from rlhf.planning.strategies import (
     SHARDINGS,
     Load,
     is_fsdp,
+    phase_bytes,
     stage_bytes,
     strategies_of,
     tensor_parallel_bytes,
@@ -23,6 +26,12 @@ ADAPTERS = {"reward": "--adapter lora", "ppo": "--lora.share-base"}
 CHECKPOINTING = "--batch.gradient-checkpointing"
 MAX_GPUS = 4096
 MAX_BATCH = 1024
+GPUS_PER_MACHINE = 8
+SHARED_ENGINES = (1, 2, 4, 8)  # GPUs of a machine that share one vLLM
+# what the commands have without flags
+EPISODES = 64  # of `ppo --batch.episodes-per-step`
+NEW_TOKENS = 256  # of `reference --sampling.max-new-tokens`
+MAX_LENGTH = 2048  # of `train-reward --data.max-length`
 NOTHING_FITS = "nothing fits; use a smaller model, a shorter --sequence-length or larger GPUs."
 
 
@@ -34,11 +43,18 @@ class Advice:
         sentence: for people.
         flags: those that ask for it; None where nothing fits.
         processes: how many a command starts.
+        phases: bytes on each GPU in every phase, with the batch that is advised.
     """
 
     sentence: str
     flags: tuple[str, ...] | None = None
     processes: int = 1
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+def gpus_per_machine(gpus: int) -> int:
+    """How many of each machine are used: the same number, at most eight."""
+    return next(n for n in range(min(gpus, GPUS_PER_MACHINE), 0, -1) if gpus % n == 0)
 
 
 def advice_for_all(shape: Shape, load: Load, gpus: int, usable: float) -> dict[str, Advice]:
@@ -65,38 +81,78 @@ def advice(
     """The first strategy that fits, with the largest batch; else what would make one fit.
 
     The first of a group, if need be with activation checkpointing and a batch of one sequence,
-    before those of the next group.
+    before those of the next group. PPO that fits in no such way is planned with vLLM.
     """
     if stage == "reference":
         return _reference_advice(shape, load, gpus, usable)
-    checkpointed = replace(load, checkpointing=True)
-    lightest = replace(checkpointed, batch=1)
-    possible = strategies_of(gpus)
-    for group in preferred:
-        for one in (load, checkpointed, lightest):
-            for strategy in (name for name in group if name in possible):
-                if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
-                    adds = one.checkpointing and not load.checkpointing
-                    return _fitting(stage, strategy, shape, one, gpus, usable, adds)
+    for strategy, one in _ways(stage, load, gpus, preferred):
+        if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
+            return _fitting(stage, strategy, shape, one, gpus, usable, _added(load, one))
+    lightest = replace(load, checkpointing=True, batch=1)
     count = 2 * gpus
     while count <= MAX_GPUS:
-        if stage_bytes(stage, "FSDP", shape, replace(lightest, group=None), count) <= usable:
-            smallest = " ".join((CHECKPOINTING, *_batch_flags(stage, lightest)))
-            return Advice(f"{stage}: FSDP fits on {count} such GPUs with {smallest}.")
+        for one in (lightest, *_with_engines(stage, lightest, count)):
+            if stage_bytes(stage, "FSDP", shape, replace(one, group=None), count) <= usable:
+                flags = (CHECKPOINTING, *_added(lightest, one), *_batch_flags(stage, one, count))
+                return Advice(f"{stage}: FSDP fits on {count} such GPUs with {' '.join(flags)}.")
         count *= 2
     return Advice(f"{stage}: {NOTHING_FITS}")
 
 
+def _ways(
+    stage: str, load: Load, gpus: int, preferred: tuple[tuple[str, ...], ...]
+) -> Iterator[tuple[str, Load]]:
+    """Strategies and loads, the best first."""
+    checkpointed = replace(load, checkpointing=True)
+    for adds_engine in (False, True):
+        for group in preferred:
+            names = [name for name in group if name in strategies_of(gpus)]
+            for light in (load, checkpointed, replace(checkpointed, batch=1)):
+                loads = _with_engines(stage, light, gpus) if adds_engine else [light]
+                yield from ((name, one) for one in loads for name in names)
+
+
+def _with_engines(stage: str, load: Load, gpus: int) -> list[Load]:
+    """The load with vLLM, shared by more GPUs of a machine than as given."""
+    each = gpus_per_machine(gpus)
+    larger = [n for n in SHARED_ENGINES if n > load.vllm and each % n == 0]
+    return [replace(load, vllm=n) for n in larger] if stage == "ppo" else []
+
+
+def _added(given: Load, load: Load) -> tuple[str, ...]:
+    """Flags of a load that were not asked for."""
+    checkpointing = (CHECKPOINTING,) * (load.checkpointing and not given.checkpointing)
+    return checkpointing + (_engine_flags(load) if load.vllm != given.vllm else ())
+
+
 def _fitting(
-    stage: str, strategy: str, shape: Shape, load: Load, gpus: int, usable: float, adds: bool
+    stage: str,
+    strategy: str,
+    shape: Shape,
+    load: Load,
+    gpus: int,
+    usable: float,
+    added: Sequence[str],
 ) -> Advice:
-    """The advice to take a strategy; `adds`: activation checkpointing was not asked for."""
+    """The advice to take a strategy; `added`: flags that were not asked for."""
     batch = _largest_batch(stage, strategy, shape, load, gpus, usable)
-    words = f"{stage}: {strategy}{f' with {CHECKPOINTING}' * adds}"
-    sentence = f"{words}, up to {_sequences(batch)} in a forward pass."
+    load = replace(load, batch=batch)
+    words = " with ".join((f"{stage}: {strategy}", *([" ".join(added)] if added else ())))
     flags = _strategy_flags(stage, strategy, load, gpus)
     flags += (CHECKPOINTING,) * load.checkpointing
-    return Advice(sentence, flags + _batch_flags(stage, replace(load, batch=batch)), gpus)
+    if stage == "reward":
+        flags += _unless(MAX_LENGTH, load.length, "--data.max-length")
+    return Advice(
+        f"{words}, up to {_sequences(batch)} in a forward pass.",
+        flags + _batch_flags(stage, load, gpus),
+        gpus,
+        phase_bytes(stage, strategy, shape, load, gpus),
+    )
+
+
+def _unless(usual: int, number: int, flag: str) -> tuple[str, ...]:
+    """The flag with its number, unless the command has it without."""
+    return () if number == usual else (f"{flag} {number}",)
 
 
 def tensor_parallel_advice(shape: Shape, load: Load, passes: int, processes: int) -> str:
@@ -129,9 +185,11 @@ def _engine_flags(load: Load) -> tuple[str, ...]:
     return ("--sampling.engine vllm", *((parts,) if load.vllm > 1 else ()))
 
 
-def _batch_flags(stage: str, load: Load) -> tuple[str, ...]:
+def _batch_flags(stage: str, load: Load, gpus: int) -> tuple[str, ...]:
     if stage == "ppo":
+        episodes = gpus * math.ceil(EPISODES / gpus)  # the same number on each
         return (
+            *_unless(EPISODES, episodes, "--batch.episodes-per-step"),
             f"--batch.micro-batch-size {load.batch}",
             f"--sampling.batch-size {load.batch}",
         )
@@ -141,21 +199,24 @@ def _batch_flags(stage: str, load: Load) -> tuple[str, ...]:
 def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> Advice:
     """A model in each process, else FSDP with vLLM or tensor parallelism; nothing is trained."""
     lightest = replace(load, batch=1)
+    length = _unless(NEW_TOKENS, load.length - load.length // 2, "--sampling.max-new-tokens")
     alone = replace(load, vllm=min(load.vllm, 1))  # an engine that is shared needs FSDP
     for one in (alone, replace(alone, batch=1)):
         if stage_bytes("reference", "DDP", shape, one, gpus) <= usable:
             batch = _largest_batch("reference", "DDP", shape, one, gpus, usable)
             sentence = f"reference: DDP, up to {_sequences(batch)} in a forward pass."
-            return Advice(sentence, (*_engine_flags(one), f"--batch-size {batch}"), gpus)
+            return Advice(sentence, (*_engine_flags(one), *length, f"--batch-size {batch}"), gpus)
     for one in (load, lightest):
         if load.vllm and stage_bytes("reference", "FSDP", shape, one, gpus) <= usable:
-            flags = ("--sharding fsdp", *_engine_flags(one), f"--batch-size {one.batch}")
+            engine = _engine_flags(one)
+            flags = ("--sharding fsdp", *engine, *length, f"--batch-size {one.batch}")
             sentence = f"reference: FSDP, {_sequences(one.batch)} in a forward pass."
             return Advice(sentence, flags, gpus)
     for one in (load, lightest):
         count = _fewest_tensor_parallel(shape, one, gpus, usable)
         if count:
-            flags = (f"--parallel.tensor-parallel {count}", f"--batch-size {one.batch}")
+            parallel = f"--parallel.tensor-parallel {count}"
+            flags = (parallel, *length, f"--batch-size {one.batch}")
             words = f"each model in {count} processes, {_sequences(one.batch)} in a forward pass."
             return Advice(f"reference: {words}", flags, count)
     return Advice(f"reference: {NOTHING_FITS}")

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from policies.ppo.memory import plan_memory as plan_ppo
+from policies.ppo.settings import PPOSettings
+from reward.memory import plan_sharded
+from reward.settings import RewardSettings
 from rlhf.cli import main
+from rlhf.config import flatten
+from rlhf.config.paths import with_changes
 from rlhf.planning.advice import advice
 from rlhf.planning.plan import GIB
 from rlhf.planning.planner import read_shape
@@ -210,6 +216,44 @@ def test_settings_are_those_of_the_commands(
     }
     assert main([command, *words, *more[command], "--dry-run"]) == 0
     assert "sharding: fsdp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("file", "gpus", "gib"),
+    [
+        (CLUSTER / "ppo.yaml", 16, 80),
+        (CLUSTER / "reward.yaml", 8, 80),
+        (MODELS["6B"].parent / "ddp_full.yaml", 8, 141),
+        (MODELS["6B"].parent / "ddp_lora.yaml", 8, 24),
+        (MODELS["6B"].parent / "fsdp_full.yaml", 8, 40),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_settings_fit_the_gpus_that_they_name(file: Path, gpus: int, gib: int) -> None:
+    text = file.read_text(encoding="utf-8")
+    said = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    assert f"on {gpus} GPUs of {gib} GB" in said
+    values, model = {**flatten(yaml.safe_load(text)), "processes": gpus}, str(MODELS["6B"])
+    if "ppo" in file.name:
+        given = {"reward": (model,), "reference": Path("f")}
+        plan = plan_ppo(with_changes(PPOSettings(model=model, out=Path("o"), **given), values))
+        needs = float(plan.split("\npeak ")[1].split()[0])
+    else:
+        settings = RewardSettings(model=model, out=Path("o"), rankings=Path("k"))
+        # gathered weights: the embeddings, and of layers three in bf16 and one's gradients
+        shape = read_shape(model)
+        gathered = 4 * shape.vocabulary * shape.hidden + 8 * shape.trunk_linear / shape.layers
+        needs = plan_sharded(with_changes(settings, values)).peak / GIB
+        needs += gathered / GIB if "fsdp" in text else 0.0
+    assert needs <= USABLE * gib
+
+
+def test_every_training_has_settings_that_fit() -> None:
+    files = [*CLUSTER.glob("*.yaml"), *MODELS["6B"].parent.glob("*.yaml")]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in files}
+    assert {name for name, text in texts.items() if "\nsharding:" in text} == {
+        *("ppo.yaml", "reward.yaml", "ddp_full.yaml", "ddp_lora.yaml", "fsdp_full.yaml")
+    }
 
 
 def test_the_page_names_every_file() -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 EXAMPLE = "rlhf plan --model models/SmolLM2-135M-Instruct --gpus 8 --gpu-memory 24"
 TRAININGS = ("reward", "ppo")
-GPUS_PER_MACHINE = 8
 NAME_WIDTH = 17  # of "FSDP bf16-weights"
 COMMANDS = {
     "reward": "train-reward --rankings RANKINGS --model {model} --out REWARD",
@@ -168,7 +167,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from rlhf.commands.machine.forecasting import forecasts
     from rlhf.planning.advice import advice_for_all, tensor_parallel_advice
     from rlhf.planning.planner import read_shape
-    from rlhf.planning.strategies import USABLE, phase_bytes, stage_bytes, strategies_of
+    from rlhf.planning.strategies import USABLE, stage_bytes, strategies_of
     from rlhf.planning.traffic import Speed, step_bytes, step_seconds
 
     shape = read_shape(settings.model)
@@ -195,7 +194,6 @@ def run(settings: Settings) -> dict[str, Any]:
     hints = [one.sentence for one in found.values()]
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
-    phases = phase_bytes("ppo", "FSDP", shape, load, gpus) if load.vllm and gpus > 1 else {}
     price = settings.price_per_hour
     return {
         "parameters": shape.parameters,
@@ -204,8 +202,10 @@ def run(settings: Settings) -> dict[str, Any]:
         "fits": {n: {s: gib <= usable for s, gib in row.items()} for n, row in needs.items()},
         "sent_gib": sent,
         "seconds": seconds,
-        "fsdp_phases_gib": {phase: round(size / GIB, 3) for phase, size in phases.items()},
         "advice": hints,
+        "ppo_phases_gib": {
+            phase: round(size / GIB, 3) for phase, size in found["ppo"].phases.items()
+        },
         "commands": {
             stage: command(stage, settings.model, one.flags, one.processes)
             for stage, one in found.items()
@@ -216,12 +216,14 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str:
     """A command to type: on several machines the same on each, with at most eight devices."""
+    from rlhf.planning.advice import GPUS_PER_MACHINE, gpus_per_machine
+
     words = f"{COMMANDS[stage].format(model=model)} {' '.join(flags)}".strip()
     if processes == 1:
         return f"rlhf {words}"
     if processes <= GPUS_PER_MACHINE:
         return f"rlhf {words} --processes {processes}"
-    each = next(n for n in range(GPUS_PER_MACHINE, 0, -1) if processes % n == 0)
+    each = gpus_per_machine(processes)
     return (
         f"torchrun --nnodes {processes // each} --nproc-per-node {each} --rdzv-backend c10d "
         f"--rdzv-endpoint HOST:29501 -m rlhf.cli {words}"
@@ -250,9 +252,6 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if result["seconds"]:
         lines += ["", "Seconds of one step without sampling: computation, then communication."]
         lines += _rows(result["seconds"])
-    if result["fsdp_phases_gib"]:
-        lines += ["", "PPO under FSDP, GiB in each phase:"]
-        lines += [f"  {size:>8,.2f}  {phase}" for phase, size in result["fsdp_phases_gib"].items()]
     if result["forecast"]:
         lines += ["", *forecast_lines(settings, result["forecast"])]
     lines += [
@@ -260,6 +259,9 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         "Recommended, all weights where they fit:",
         *(f"  {one}" for one in result["advice"]),
     ]
+    if result["ppo_phases_gib"]:
+        lines += ["", "PPO as recommended, GiB in each phase:"]
+        lines += [f"  {size:>8,.2f}  {phase}" for phase, size in result["ppo_phases_gib"].items()]
     if result["commands"]:
         lines += ["", "Commands to type, with your folders in the place of capital letters:"]
         lines += [f"  {line}" for line in result["commands"].values()]

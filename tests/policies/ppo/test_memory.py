@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from policies.ppo.memory import plan_memory, require_memory, room_for
@@ -148,3 +149,29 @@ def test_zero_3_is_refused_where_policy_and_critic_do_not_fit_whole(settings: PP
     assert caught.value.remedy.startswith("Use --sharding fsdp --sampling.engine vllm, ")
     assert "before, while loading" in plan_memory(changed(sharded, sharding="zero3"))
     assert "before, while loading" not in plan_memory(changed(sharded, sharding="fsdp"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there vLLM is planned to sleep")
+def test_without_a_gpu_the_plan_also_says_what_gpus_need(
+    settings: PPOSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the plan needs no vLLM, only the settings ask whether it is installed
+    monkeypatch.setattr("policies.sampling.settings.find_spec", lambda name: True)
+    large = changed(
+        settings,
+        model=str(LARGE),
+        reward=("signal:tests.pipeline.signals:count_vowels",),
+        precision="bf16",
+        sharding="fsdp",
+        processes=8,
+        engine="vllm",
+        sample_batch_size=1,
+        micro_batch_size=64,
+    )
+    text = plan_memory(large)
+    then = float(re.search(r"GPUs it sleeps between batches: the peak is then ([\d.]+)", text)[1])
+    # vLLM: 6.08e9 bf16 weights and two requests of a page of 128 tokens in 28 layers, keys and
+    # values of 4096 numbers each; a peak elsewhere than while sampling falls by all of it
+    weights, pages = 2 * read_shape(str(LARGE)).parameters, 2 * 2 * 2 * 128 * 28 * 4096
+    assert peak(text) - then == pytest.approx((weights + pages) / 2**30, abs=0.02)
+    assert "no GPU" not in plan_memory(changed(large, engine="generate"))

@@ -81,7 +81,13 @@ def test_it_prints_commands_to_type(tiny_model: Path, gpus: int, begins: str, en
     assert command.endswith(ends)
     text = plan.describe(settings, result)
     assert all(f"  {one}\n" in f"{text}\n" for one in result["commands"].values())
-    assert ("GiB in each phase" in text) is (gpus > 1)
+    shown = text.partition("PPO as recommended, GiB in each phase:\n")[2].partition("\n\n")[0]
+    phases = {line[12:]: float(line[:12]) for line in shown.splitlines()}
+    assert list(phases) == [
+        *("sampling", "reading the rollout", "measuring the KL", "auditing"),
+        *("computing gradients", "stepping"),
+    ]
+    assert max(phases.values()) > result["gib"]["DDP"]["ppo"]  # 1024 sequences in place of 8
 
 
 def test_what_processes_take_that_hold_a_model_together(tiny_model: Path) -> None:

@@ -1,9 +1,19 @@
 """What `rlhf plan` recommends, with the bytes that decide it worked by hand."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from rlhf.planning.advice import advice, advice_for_all
-from rlhf.planning.strategies import STRATEGIES, Load, stage_bytes, strategies_of
+import pytest
+
+from policies.ppo.settings import PPOSettings
+from policies.ppo.setup import require_even_split
+from policies.reference.settings import ReferenceSettings
+from reward.settings import RewardSettings
+from rlhf.config.paths import with_changes
+from rlhf.planning.advice import Advice, advice, advice_for_all, gpus_per_machine
+from rlhf.planning.strategies import STRATEGIES, Load, phase_bytes, stage_bytes, strategies_of
 from tests.rlhf.planning.test_strategies import GIB, LOAD, SHAPE
 
 
@@ -112,3 +122,95 @@ def test_a_reference_model_that_no_device_holds_is_held_together() -> None:
     assert advice("reference", SHAPE, LOAD, 8, 12 * GIB).sentence == (
         "reference: each model in 4 processes, 4 sequences in a forward pass."
     )
+
+
+def changes(flags: Sequence[str]) -> dict[str, Any]:
+    """The settings that flags such as `--batch.prompts 8` change."""
+    changed: dict[str, Any] = {}
+    for flag, *values in (one.split() for one in flags):
+        value = values[0] if values else ""
+        name = flag.removeprefix("--").replace("-", "_")
+        changed[name] = int(value) if value.isdigit() else value or True
+    return changed
+
+
+def ppo_settings_of(found: Advice) -> PPOSettings:
+    """The settings of the printed command; torchrun starts as many processes."""
+    assert found.flags is not None
+    made = PPOSettings(model="m", reward=("r",), reference=Path("f"), out=Path("o"))
+    return with_changes(made, {**changes(found.flags), "processes": found.processes})
+
+
+def test_rlhf_ppo_takes_its_command_on_any_number_of_gpus() -> None:
+    for gpus in range(1, 513):
+        settings = ppo_settings_of(advice("ppo", SHAPE, LOAD, gpus, 400 * GIB))
+        require_even_split(settings, gpus)  # raises where it is refused
+        episodes = settings.batch.episodes_per_step
+        assert 64 <= episodes < 64 + gpus
+        assert episodes % gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "episodes"), [(8, None), (12, 72), (24, 72), (64, None), (128, 128)]
+)
+def test_episodes_that_gpus_cannot_share_are_changed(gpus: int, episodes: int | None) -> None:
+    flags = advice("ppo", SHAPE, LOAD, gpus, 400 * GIB).flags
+    assert flags is not None
+    assert changes(flags).get("batch.episodes_per_step") == episodes
+
+
+@pytest.mark.parametrize("length", [64, 512, 513, 2048, 4096])
+@pytest.mark.parametrize("usable", [30, 400])
+def test_the_commands_have_the_lengths_that_are_planned(length: int, usable: int) -> None:
+    load = replace(LOAD, length=length, batch=1)
+    found = advice_for_all(SHAPE, load, 8, usable * GIB)
+    given = {stage: changes(one.flags or ()) for stage, one in found.items()}
+    usual = RewardSettings(rankings=Path("k"), model="m", out=Path("o"))
+    named = {k: v for k, v in given["reward"].items() if k.startswith("data.")}
+    assert with_changes(usual, named).data.max_length == length
+    assert bool(named) is (length != 2048)
+    outputs = ReferenceSettings(prompts=Path("k"), model="m", out=Path("o"))
+    named = {k: v for k, v in given["reference"].items() if k == "sampling.max_new_tokens"}
+    # the other half of the tokens is the prompt's, rounded down
+    assert with_changes(outputs, named).sampling.max_new_tokens == (length + 1) // 2
+    assert bool(named) is (length not in (512, 511))
+
+
+def test_ppo_that_fits_without_vllm_nowhere_is_advised_to_use_it() -> None:
+    load = replace(LOAD, checkpointing=True)
+    # adapters need the base, 14e9 bytes; whole policy and critic in bf16 take 27.8e9
+    assert min(stage_bytes("ppo", one, SHAPE, load, 64) for one in STRATEGIES) > 13 * GIB
+    # sampling with vLLM in N parts: 14e9/N of its weights, (12·13.9e9 + 4·6.9e9)/64 of state,
+    # pages of (4·N + 1)·512 tokens, 2·2·32·4096/N bytes each, and a bf16 matrix of 2·4096·32000:
+    # 17.4 GiB for N = 1, 10.8 for 2, 7.5 for 4; 8.9 while gradients are computed
+    for usable, parts in ((11, 2), (9, 4)):
+        found = advice("ppo", SHAPE, load, 64, usable * GIB)
+        engine = f"--sampling.engine vllm --sampling.engine-tensor-parallel {parts}"
+        assert found.sentence.startswith(f"ppo: FSDP with {engine}, up to ")
+        assert found.flags is not None
+        assert " ".join(found.flags).startswith(f"--sharding fsdp {engine} --batch.gradient")
+    asked = advice("ppo", SHAPE, replace(load, vllm=2), 64, 11 * GIB)
+    assert asked.sentence.startswith("ppo: FSDP, up to ")
+    # the GPUs of a machine share one; 65, 130 and 260 are machines of 5, 520 of 8
+    assert [gpus_per_machine(count) for count in (65, 130, 260, 520)] == [5, 5, 5, 8]
+    assert advice("ppo", SHAPE, load, 65, 11 * GIB).sentence == (
+        "ppo: FSDP fits on 520 such GPUs with --batch.gradient-checkpointing "
+        "--sampling.engine vllm --sampling.engine-tensor-parallel 2 --batch.episodes-per-step 520 "
+        "--batch.micro-batch-size 1 --sampling.batch-size 1."
+    )
+    # and more of them where these are too few
+    found = advice("ppo", SHAPE, load, 8, 11 * GIB)
+    assert found.sentence == (
+        "ppo: FSDP fits on 64 such GPUs with --batch.gradient-checkpointing --sampling.engine vllm "
+        "--sampling.engine-tensor-parallel 2 --batch.micro-batch-size 1 --sampling.batch-size 1."
+    )
+
+
+def test_the_phases_of_an_advice_are_those_of_its_batch() -> None:
+    found = advice("ppo", SHAPE, replace(LOAD, batch=1), 8, 72 * GIB)
+    assert found.flags is not None
+    batch = changes([one for one in found.flags if "micro-batch" in one])["batch.micro_batch_size"]
+    assert batch > 1
+    load = replace(LOAD, batch=batch)
+    assert found.phases == phase_bytes("ppo", "FSDP bf16-weights", SHAPE, load, 8)
+    assert max(found.phases.values()) <= 72 * GIB
