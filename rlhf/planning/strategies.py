@@ -132,15 +132,19 @@ def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> f
     return computing
 
 
-def reading_bytes(sizes: Sizes, computing: float, *, layers: int = BF16, ends: int = FP32) -> float:
+def reading_bytes(
+    sizes: Sizes, computing: float, *, layers: int = BF16, ends: int = FP32, copied: float = 0.0
+) -> float:
     """Bytes at the peak of a forward pass alone under FSDP.
 
-    The layer at work; the next and a matrix, each with the buffer that it was gathered in; and the
-    rest. A parameter of layers is gathered in `layers` bytes, one of matrices and the rest in
-    `ends`.
+    A layer or matrix is there with the buffer that it was gathered in, and with the buffer of the
+    one before until it is gathered itself, later with what it computes. A parameter of layers is
+    gathered in `layers` bytes, one of matrices and the rest, which stays, in `ends`. `copied`: the
+    bytes of copies that autocast keeps.
     """
     rest = sizes.outside - sizes.matrices
-    return computing + 3 * layers * sizes.layer + ends * (rest + 2 * sizes.matrix)
+    parts = (layers * sizes.layer, ends * sizes.matrix)
+    return copied + ends * rest + max(2 * part + max(part, computing) for part in parts)
 
 
 def is_fsdp(strategy: str) -> bool:
@@ -268,5 +272,6 @@ def _with_gathered(
         return reading_bytes(sizes, computing, layers=FP32)
     if phase in READING:
         ends = BF16 if strategy in BF16_WEIGHTS else FP32
-        return reading_bytes(sizes, computing, ends=ends)
+        copied = 0 if ends == BF16 else BF16 * sizes.matrix  # of the policy's output matrix
+        return reading_bytes(sizes, computing, ends=ends, copied=copied)
     return computing

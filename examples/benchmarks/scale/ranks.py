@@ -236,6 +236,7 @@ def small_cases(folder: str) -> list[Case]:
         Case(folder, 64, 4, 128, stage="ppo", bf16_weights=True),
         Case(SIX, 8, 4, 512, bf16_weights=True),
         Case(SIX, 8, 4, 512, checkpointing=True, stage="ppo", bf16_weights=True),
+        Case(SIX, 8, 4, 512, stage="reading", bf16_weights=True),
     ]
 
 

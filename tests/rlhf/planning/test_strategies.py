@@ -99,10 +99,38 @@ def test_matrices_that_fsdp_gathers_apart_by_hand(
 ) -> None:
     sizes = Sizes(trained=100, layer=5, outside=10, matrices=6, matrix=4, output=output)
     assert passing_bytes("FSDP", sizes, 4, computing) == expected
-    # the layer at work, the next and its buffer, half as wide in bf16; a matrix and its buffer
-    assert reading_bytes(sizes, computing) == 16 + computing + 3 * 2 * 5 + 8 * 4
-    assert reading_bytes(sizes, computing, layers=4) == 16 + computing + 3 * 4 * 5 + 8 * 4
-    assert reading_bytes(sizes, computing, ends=2) == 8 + computing + 3 * 2 * 5 + 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("computing", "usual", "wide", "narrow"),
+    [  # twice the layer of 5 or the matrix of 4, and what is computed or the buffer before
+        (70, 16 + 2 * 4 * 4 + 70, 16 + 2 * 4 * 5 + 70, 8 + 2 * 2 * 5 + 70),
+        (7, 16 + 3 * 4 * 4, 16 + 3 * 4 * 5, 8 + 3 * 2 * 5),
+    ],
+)
+def test_what_fsdp_gathers_to_read_by_hand(
+    computing: float, usual: float, wide: float, narrow: float
+) -> None:
+    sizes = Sizes(trained=100, layer=5, outside=10, matrices=6, matrix=4, output=4)
+    assert reading_bytes(sizes, computing) == usual
+    assert reading_bytes(sizes, computing, layers=4) == wide
+    assert reading_bytes(sizes, computing, ends=2) == narrow
+    assert reading_bytes(sizes, computing, copied=8) == usual + 8
+
+
+def test_ppo_reads_a_rollout_a_layer_at_a_time_by_hand() -> None:
+    matrix, layer = 32000 * 4096, 6_700_000_000 // 32
+    shape = replace(SHAPE, parameters=SHAPE.trunk + matrix)
+    state = (12 * (shape.parameters + CRITIC) + 4 * CRITIC) / 8
+    rest = 3 * 4096  # two norms and a head
+    assert reads(4) < 4 * matrix  # of which three are there, and the output matrix's bf16 copy
+    load = replace(LOAD, vllm=1)
+    found = phase_bytes("ppo", "FSDP", shape, load, 8)["reading the rollout"]
+    assert found == pytest.approx(state + 4 * rest + 14 * matrix, rel=1e-9)
+    assert 2 * matrix < 2 * layer
+    found = phase_bytes("ppo", "FSDP bf16-weights", shape, load, 8)["reading the rollout"]
+    expected = state + 2 * rest + 4 * layer + max(2 * layer, reads(4))
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_an_output_matrix_of_bf16_weights_by_hand() -> None:
