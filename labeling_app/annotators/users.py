@@ -17,8 +17,8 @@ from labeling_app.db.people.users import (
     all_users,
     change_user,
     find_user,
-    has_token,
     insert_user,
+    is_program,
     password_of,
     renew_password,
 )
@@ -102,7 +102,7 @@ class Users:
                 "For a new password: rlhf users reset. Roles stay as they are: for another "
                 "role, add a second account under another name.",
             )
-        if has_token(self.connections.db, name):
+        if is_program(self.connections.db, name):
             raise InputError(
                 f"{name!r} is a program that gives feedback", "Give the person another name."
             )

@@ -1,5 +1,6 @@
 """Imports files into the label database, each completely or not at all."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from sqlite_utils import Database
 
 from labeling_app.data_io.formats import Defaults, Entry, read_entry
 from labeling_app.data_io.reading import Part, is_hub_name, read_rows
-from labeling_app.db.imports.replacing import names_of_imports
+from labeling_app.db.imports.replacing import last_name, names_of_imports
 from labeling_app.db.imports.unfinished import (
     READ_AHEAD,
     Check,
@@ -22,11 +23,12 @@ from labeling_app.db.imports.unfinished import (
 )
 from labeling_app.db.store import Store
 from rlhf.errors import InputError, UnusableContentError
-from rlhf.records.jsonl import BadLineError, parse_line
+from rlhf.records.jsonl import BadLineError, Progress, parse_line
 
 OnError = Literal["few", "skip", "stop"]
 SHOWN_ERRORS = 5
 FEW = 100  # fewer than one bad line in this many are few
+ENDING = re.compile(r"(?<=.)(\.(jsonl|json|csv|parquet))?(\.gz)?$", re.IGNORECASE)
 Placed = tuple[str, Entry]
 
 
@@ -62,6 +64,7 @@ def import_file(
     part: Part,
     *,
     replace_earlier: bool = False,
+    progress: Progress | None = None,
 ) -> Report:
     """Import a file into a database; rows that exist already stay as they are.
 
@@ -70,12 +73,13 @@ def import_file(
     Args:
         path: a JSON Lines, Parquet or CSV file, a folder, or a name of the hub.
         db: the label database; created when it does not exist.
-        defaults: what to assume where a line does not say it; an empty source: the file's name.
+        defaults: what to assume where a line does not say it; an empty source: `source_for`.
         on_error: `stop` at the first bad line, `skip` and count them, or leave out only a `few`
             that hold nothing to judge.
         part: which part of a dataset to read.
         replace_earlier: retire the rankings that earlier imports of the same source gave and this
             file lacks.
+        progress: gets the share of a file that is read, again and again.
 
     Raises:
         BadLineError: a bad line, unless it is left out.
@@ -83,13 +87,18 @@ def import_file(
         InterruptedRunError: another import is running, or the disk is full.
     """
     report = Report()
-    named = defaults if defaults.source else replace(defaults, source=_source_name(path))
-    entries = read_entries(path, named, on_error, report, part)
+    name = defaults.source or _source_of(path)
+    entries = read_entries(path, replace(defaults, source=name), on_error, report, part, progress)
     first = list(islice(entries, READ_AHEAD))
     if len(first) < READ_AHEAD:
         _require_good_lines(path, len(first), on_error, report)
     with Store(db) as store:
-        connections, name = store.connections, named.source
+        connections = store.connections
+        known_as = name if defaults.source else _source_of(path, connections.db)
+        if known_as != name:
+            name, report, first = known_as, Report(), []
+            named = replace(defaults, source=name)
+            entries = read_entries(path, named, on_error, report, part, progress)
         known = names_of_imports(connections.db)
         with importing(connections, str(path), name=name, replace=replace_earlier) as current:
             num_stored = _store(store, current, chain(first, entries), on_error, report)
@@ -99,7 +108,7 @@ def import_file(
         report.first_not_made = current.checks.refused[:SHOWN_ERRORS]
         if current.replaced:
             report.replaced, report.unchanged = current.replaced.retired, current.replaced.kept
-            report.other_sources = [] if named.source in known else [one for one in known if one]
+            report.other_sources = [] if name in known else [one for one in known if one]
     return report
 
 
@@ -183,14 +192,36 @@ def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Re
         )
 
 
-def _source_name(path: Path) -> str:
-    if is_hub_name(path):
-        return path.name
-    return path.name.removesuffix(".gz").removesuffix(".jsonl") if path.is_file() else path.stem
+def source_for(file_name: str, db: Database | None = None) -> str:
+    """The source of a file's prompts: its name without its ending, as `project` of `project.json`.
+
+    Earlier versions took off `.jsonl` alone. A source that a database has from them stays
+    `project.json`: its people get the new tasks, and `--replace` finds its rankings.
+
+    Args:
+        file_name: the name without folders.
+        db: the database into which it is imported.
+    """
+    short = ENDING.sub("", file_name)
+    earlier = file_name.removesuffix(".gz").removesuffix(".jsonl")
+    if db is None or earlier == short:
+        return short
+    return last_name(db, (short, earlier)) or short
+
+
+def _source_of(path: Path, db: Database | None = None) -> str:
+    if path.is_file():
+        return source_for(path.name, db)
+    return path.name if is_hub_name(path) else path.stem
 
 
 def read_entries(
-    path: Path, defaults: Defaults, on_error: OnError, report: Report, part: Part
+    path: Path,
+    defaults: Defaults,
+    on_error: OnError,
+    report: Report,
+    part: Part,
+    progress: Progress | None = None,
 ) -> Iterator[Placed]:
     """Yield what each line holds with its place, and count the lines, touching no database.
 
@@ -198,7 +229,7 @@ def read_entries(
         BadLineError: a bad line, unless it is left out.
         InputError: the file cannot be read.
     """
-    for place, row, split in read_rows(path, part):
+    for place, row, split in read_rows(path, part, progress):
         report.lines += 1
         with _named(place, on_error, report):
             if isinstance(row, BadLineError):

@@ -2,11 +2,13 @@
 
 Reading a file takes processor time that the board needs, and what a broken file does to a library
 that reads it stays outside the server. A job is one JSON object on standard input, and its outcome
-one on standard output: what came of it, or `error`.
+one on standard output: what came of it, or `error`. An import writes the share of the file that it
+has read into the file `share` of its job.
 """
 
 import json
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,20 +23,32 @@ from labeling_app.data_io.reading import Part
 from labeling_app.db.files.backup import back_up
 from labeling_app.db.store import Store
 from rlhf.errors import InputError, RlhfError
+from rlhf.records.jsonl import Progress
 
 Job = dict[str, Any]
 SHOWN_ROWS = 5
 SHOWN_CHARACTERS = 300
 PREVIEW_SECONDS = 3.0
+SHARE_SECONDS = 0.3  # between two writes of it
+FAILED = {
+    "preview": "The file could not be read",
+    "store": "The file could not be imported",
+    "archive": "The export could not be written",
+    "backup": "The backup could not be written",
+}
 
 
 def main() -> None:
     """Do the job on standard input."""
     job = json.load(sys.stdin)
+    name = job.pop("do")
     try:
-        outcome = JOBS[job.pop("do")](job)
+        outcome = JOBS[name](job)
     except RlhfError as error:
         outcome = {"error": _sentence(error, job)}
+    except (OSError, sqlite3.Error) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        outcome = {"error": f"{FAILED[name]}: {reason}."}
     sys.stdout.write(json.dumps(outcome))
 
 
@@ -100,13 +114,37 @@ def store(job: Job) -> Job:
         InterruptedRunError: another import is running, or the disk is full.
     """
     on_error: OnError = "skip" if job["leave_out"] else "few"
-    report = import_file(Path(job["path"]), Path(job["db"]), _defaults(job), on_error, Part())
+    report = import_file(
+        Path(job["path"]),
+        Path(job["db"]),
+        _defaults(job),
+        on_error,
+        Part(),
+        replace_earlier=job["replace"],
+        progress=_writer_of_share(Path(job["share"])),
+    )
     report.first_bad = [text.replace(job["path"], job["name"]) for text in report.first_bad]
     return asdict(report)
 
 
+def _writer_of_share(file: Path) -> Progress:
+    next_at = monotonic()
+
+    def write(share: float) -> None:
+        nonlocal next_at
+        if monotonic() >= next_at:
+            partial = file.with_suffix(".partial")
+            partial.write_text(f"{share:.3f}")
+            partial.replace(file)
+            next_at = monotonic() + SHARE_SECONDS
+
+    return write
+
+
 def _defaults(job: Job) -> Defaults:
-    return Defaults(split=job["split"], source=job["source"], annotator=job["annotator"])
+    return Defaults(
+        split=job["split"], source=job["source"], annotator=job["annotator"], kind=job["kind"]
+    )
 
 
 def archive(job: Job) -> Job:

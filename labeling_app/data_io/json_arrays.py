@@ -4,11 +4,12 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
 from rlhf.errors import InputError
-from rlhf.records.jsonl import MAX_LINE, BadLineError
+from rlhf.records.jsonl import MAX_LINE, BadLineError, Progress
 
 CHUNK = 2**20
 START = 64
@@ -23,7 +24,7 @@ def is_array(path: Path) -> bool:
     return start.startswith(b"[")
 
 
-def read_array(path: Path) -> Iterator[tuple[str, str]]:
+def read_array(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, str]]:
     """Yield (`file: item number`, text) for every item, holding little more than one in memory.
 
     Raises:
@@ -31,8 +32,12 @@ def read_array(path: Path) -> Iterator[tuple[str, str]]:
         InputError: the file is not UTF-8.
     """
     try:
-        with path.open(encoding="utf-8-sig") as stream:
-            yield from _items(stream, path)
+        size = path.stat().st_size
+        with path.open("rb") as file, TextIOWrapper(file, encoding="utf-8-sig") as stream:
+            for item in _items(stream, path):
+                if progress is not None:
+                    progress(file.tell() / size)
+                yield item
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 ({error.reason})", "Save it as UTF-8.") from None
 

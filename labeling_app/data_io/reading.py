@@ -18,6 +18,7 @@ from rlhf.records.jsonl import (
     MAX_LINE,
     BadLineError,
     JsonObject,
+    Progress,
     expansion_limit,
     read_lines,
     read_text,
@@ -82,8 +83,13 @@ def require_there(path: Path, part: Part) -> None:
             )
 
 
-def read_rows(path: Path, part: Part) -> Iterator[Row]:
+def read_rows(path: Path, part: Part, progress: Progress | None = None) -> Iterator[Row]:
     """Yield every row of a file, of a folder, or of a dataset of the hub.
+
+    Args:
+        path: what to read.
+        part: of a dataset.
+        progress: gets the share of a single file that is read: of its bytes, or of a table's rows.
 
     Raises:
         InputError: it cannot be read, or has no such part.
@@ -92,20 +98,20 @@ def read_rows(path: Path, part: Part) -> Iterator[Row]:
     if is_hub_name(path) or path.is_dir():
         yield from _dataset_rows(path, part)
     elif path.suffix == ".parquet":
-        yield from _parquet_rows(path)
+        yield from _parquet_rows(path, progress)
     elif path.suffix == ".csv":
-        yield from _csv_rows(path)
+        yield from _csv_rows(path, progress)
     elif path.suffix == ".json" and is_array(path):
-        for place, text in read_array(path):
+        for place, text in read_array(path, progress):
             yield place, text, None
     else:
-        for place, line in read_lines(path):
+        for place, line in read_lines(path, progress):
             yield place, line, None
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _csv_rows(path: Path, progress: Progress | None) -> Iterator[Row]:
     csv.field_size_limit(MAX_LINE)
-    reader = csv.reader(read_text(path, newline=""), strict=True)
+    reader = csv.reader(read_text(path, newline="", progress=progress), strict=True)
     header: list[str] = []
     first = 1
     while True:
@@ -141,7 +147,7 @@ def _wrong_width(place: str, cells: list[str], header: list[str]) -> BadLineErro
     )
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path, progress: Progress | None) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -153,8 +159,12 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
             if sum(group.total_byte_size for group in groups) > limit:
                 refuse_expansion(str(path))
+            num_read = 0
             for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
                 batch.validate(full=True)
+                num_read += batch.num_rows
+                if progress is not None:
+                    progress(num_read / file.metadata.num_rows)
                 for number in range(batch.num_rows):
                     yield {name: batch[name][number].as_py() for name in batch.schema.names}
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from labeling_app.data_io.feedback import MAX_CHARACTERS, MAX_ID, MAX_RESPONSES, require_text
 from labeling_app.db.answers.served import count_thumb, find_served, put_verdict
+from labeling_app.db.people.users import find_user
 from labeling_app.db.store import Store
 from labeling_app.rankings.verdicts import EDITED, PERSON, THUMB_WORDS, pick
 from rlhf.errors import InputError
@@ -25,7 +26,8 @@ def store_served_feedback(store: Store, program: str, payload: dict[str, Any]) -
 
     Raises:
         NotKeptError: there is no such answer.
-        InputError: a field is missing, unknown, of the wrong type or too long.
+        InputError: the program has the name of a person, or a field is missing, unknown, of the
+            wrong type or too long.
     """
     form = next((name for name in FORMS if name in payload), "thumbs")
     unknown = sorted(set(payload) - set(FORMS[form]))
@@ -35,6 +37,11 @@ def store_served_feedback(store: Store, program: str, payload: dict[str, Any]) -
     if payload.get("note"):
         note = require_text(payload["note"], "note", MAX_CHARACTERS, EXAMPLE)
     with store.connections.write():
+        if find_user(store.connections, program) is not None:  # of an app that has no token
+            raise InputError(
+                f"{program!r} is a person who signs in, and would give this feedback",
+                "Send the token of a program: rlhf users token NAME --db DB",
+            )
         if form == "thumbs":
             return _thumb(store, program, payload, note)
         if form == "pick":

@@ -5,6 +5,7 @@ limited.
 """
 
 import gzip
+import io
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from glob import escape
 from pathlib import Path
 from typing import Any, NoReturn
@@ -103,14 +104,18 @@ def _require_whole_characters(value: JsonObject, place: str) -> None:
         ) from None
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+Progress = Callable[[float], None]
+"""Gets the share of a file that has been read, from 0 to 1."""
+
+
+def read_lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, str]]:
     """Yield (`file:line`, text) for every line that is not blank; a .gz file is unpacked.
 
     Raises:
         InputError: the file does not exist, is not UTF-8, is a broken .gz file, or has a line that
             is too long.
     """
-    for number, line in enumerate(read_text(path), start=1):
+    for number, line in enumerate(read_text(path, progress=progress), start=1):
         if line.strip():
             yield f"{path}:{number}", line
 
@@ -130,7 +135,9 @@ def text_of(line: str, place: str) -> str:
     return text
 
 
-def read_text(path: Path, newline: str | None = None) -> Iterator[str]:
+def read_text(
+    path: Path, newline: str | None = None, progress: Progress | None = None
+) -> Iterator[str]:
     """Yield every line of a text file; a .gz file is unpacked.
 
     A `newline` of "" leaves line ends as they are.
@@ -145,10 +152,16 @@ def read_text(path: Path, newline: str | None = None) -> Iterator[str]:
     is_packed = path.suffix == ".gz"
     try:
         size = path.stat().st_size
-        opened = gzip.open if is_packed else open
-        with opened(path, "rt", encoding="utf-8-sig", newline=newline) as stream:
+        with (
+            path.open("rb") as file,
+            gzip.open(file) if is_packed else nullcontext(file) as content,
+            io.TextIOWrapper(content, encoding="utf-8-sig", newline=newline) as stream,
+        ):
             lines = iter(lambda: stream.readline(MAX_LINE + 1), "")
-            yield from _bounded(lines, path, size if is_packed else None)
+            for line in _bounded(lines, path, size if is_packed else None):
+                if progress is not None:
+                    progress(file.tell() / size)
+                yield line
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start})",

@@ -1,14 +1,16 @@
 """A lead imports a hostile file, invites a person and exports, in a browser without network."""
 
 import json
+import re
 import zipfile
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, Route, expect
 
 from labeling_app.annotators.users import Users
 from labeling_app.db.store import Store
 from tests.browser.test_whole_session import require_accessible, sign_in
+from tests.labeling_app.data_io.test_other_tools import ARGILLA
 
 pytestmark = pytest.mark.browser
 
@@ -73,6 +75,60 @@ def test_a_lead_imports_previews_and_exports(lead, tmp_path):
     page.wait_for_selector(".said:has-text('Saved backups/labels-')")
     with Store(app.db) as store:
         assert store.counts()["prompts"] == 65
+
+
+def test_a_pasted_array_is_an_export_and_not_prompts(lead):
+    _, page = lead
+
+    def paste(text: str) -> str:
+        page.fill("#pasted", text)
+        page.click("text=Preview")
+        page.wait_for_selector(".preview:visible, .problem:not(:empty)")
+        shown = page.inner_text(".preview h3") if page.is_visible(".preview") else ""
+        return shown or page.inner_text(".problem")
+
+    exported = [{**ARGILLA, "fields": {**ARGILLA["fields"], "prompt": f"Q{n}"}} for n in range(2)]
+    assert paste(json.dumps(exported, indent=2)) == "pasted.json: 2 lines, 0 bad"
+    rows = page.locator(".preview tbody tr")
+    assert [row.split("\t")[1] for row in rows.all_inner_texts()] == ["Q0", "Q1"]
+    assert "train, pasted" in rows.first.inner_text()
+    page.click("[data-act=import]")
+    page.wait_for_selector(".said:has-text('Imported pasted.json: 2 prompts')")
+    assert paste('["One?", "Two?"]') == "pasted.jsonl: 2 lines, 0 bad"
+    assert paste('{\n "prompt": "Over\\nlines?"\n}') == "pasted.jsonl: 1 line, 0 bad"
+    assert paste("[INST] Why? [/INST]\nAnd?") == "pasted.jsonl: 2 lines, 0 bad"
+    assert paste(f"{json.dumps(exported)[:-1]} 3]").startswith("pasted.json: item 3: a comma is")
+
+
+def test_an_import_is_followed_after_a_reload_and_a_lost_piece_is_sent_again(lead, tmp_path):
+    app, page = lead
+    file = tmp_path / "many.jsonl"
+    rows = [{"prompt": f"{n}? {'x' * 300}", "responses": ["one", "two"]} for n in range(4_000)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    lost = []
+
+    def lose_once(route: Route) -> None:
+        lost.append(route.request.url)
+        route.abort() if len(lost) == 1 else route.continue_()
+
+    page.route(re.compile("/lead/data/upload/.*/1000000$"), lose_once)
+    page.set_input_files("#file", file)
+    page.check("[name=replace]")
+    page.select_option("#kind", "signal")
+    page.click("text=Preview")
+    page.wait_for_selector(".preview:visible")
+    assert len(lost) == 2
+    page.click("[data-act=import]")
+    page.wait_for_selector(".progress:has-text('% read')")
+    page.reload()
+    page.wait_for_selector(".progress:has-text('Importing many.jsonl: ')")
+    expect(page.locator(".progress")).to_contain_text(re.compile(r": [1-9]\d? % read, [1-9]"))
+    page.screenshot(path=tmp_path / "importing.png", full_page=True)
+    require_accessible(page, "importing")
+    page.wait_for_selector(".said:has-text('Imported many.jsonl: 4,000 prompts, 8,000 responses.')")
+    page.wait_for_selector(".numbers dd:has-text('4,003')")
+    with Store(app.db) as store:
+        assert store.counts()["prompts"] == 4_003
 
 
 def test_an_invited_person_sets_a_password_and_ranks(lead, open_page):

@@ -57,6 +57,14 @@ def names_of_imports(db: Database) -> list[str]:
     return [row[0] for row in db.execute(query)]
 
 
+def last_name(db: Database, names: tuple[str, str]) -> str | None:
+    """The source of the last finished import under one of two names; None if there is none."""
+    query = """SELECT name FROM imports WHERE finished_at IS NOT NULL AND name IN (?, ?)
+               ORDER BY id DESC LIMIT 1"""
+    row = db.execute(query, list(names)).fetchone()
+    return None if row is None else str(row[0])
+
+
 def settle_replaced(db: Database, prompt_id: str) -> None:
     """Free the places in tasks of those whose judgment was replaced by none, and the reverse."""
     query = """SELECT DISTINCT task_id, annotator FROM rankings

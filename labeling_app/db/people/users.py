@@ -54,9 +54,11 @@ def renew_password(connections: Connections, name: str, old: str, new: str) -> N
 # ------------------------------------------------------------------------------- programs
 
 
-def has_token(db: Database, name: str) -> bool:
-    """Whether a program of that name has a token."""
-    return db.execute("SELECT 1 FROM tokens WHERE name = ?", [name]).fetchone() is not None
+def is_program(db: Database, name: str) -> bool:
+    """Whether a program of that name has a token, or has given feedback without one."""
+    query = """SELECT 1 FROM tokens WHERE name = :name
+               UNION ALL SELECT 1 FROM served_verdicts WHERE annotator = :name LIMIT 1"""
+    return db.execute(query, {"name": name}).fetchone() is not None
 
 
 def put_token(db: Database, name: str, hashed: str) -> None:

@@ -13,16 +13,19 @@ from starlette.background import BackgroundTask
 
 from labeling_app.annotators.users import User
 from labeling_app.data_io.exporting import Format
+from labeling_app.data_io.importing import source_for
 from labeling_app.db.imports.unfinished import num_hidden
 from labeling_app.db.store import Store
 from labeling_app.web.lead.frame import PAGES, LeadFrame, answer_json, read_form, sender_of
 from labeling_app.web.lead.uploads import MAX_PIECE_BYTES, SUFFIXES, Upload, Uploads, run_job
 from rlhf.endpoints.request_bodies import BodyError, read_body
 from rlhf.errors import InputError
+from rlhf.records.schema import AnnotatorKind
 
 PATH = "/lead/data"
 TEMPLATE = "lead/data.html"
 FORMATS = get_args(Format)
+NAMES = ("source", "annotator")
 MAX_TEXT = 200
 MAX_PREVIEW_SECONDS = 60
 Payload = dict[str, Any]
@@ -56,7 +59,7 @@ class DataPage:
     async def preview(self, sender: User, payload: Payload) -> Payload:
         """The first rows and the bad lines of an upload."""
         upload = self.uploads.require_complete(sender.name, payload.get("id"))
-        job = {"do": "preview", **_job_of(upload, payload)}
+        job = {"do": "preview", **self._job(upload, payload)}
         async with self._turn:
             with move_on_after(MAX_PREVIEW_SECONDS):  # ends the process, too
                 return await run_job(job)
@@ -68,8 +71,10 @@ class DataPage:
         upload = self.uploads.require_complete(sender.name, payload.get("id"))
         if upload.is_importing:
             raise InputError(f"{upload.name} is being imported", "Wait until that has ended.")
-        job = {"do": "store", "db": str(self.store.connections.path), **_job_of(upload, payload)}
-        job["leave_out"] = payload.get("leave_out") == "yes"
+        db = str(self.store.connections.path)
+        job: Payload = {"do": "store", "db": db, **self._job(upload, payload)}
+        job |= {name: payload.get(name) == "yes" for name in ("leave_out", "replace")}
+        job["share"] = str(upload.share_file)
         upload.is_importing, upload.outcome = True, {}
         running = asyncio.create_task(self._import(upload, job))
         self._running.add(running)
@@ -81,8 +86,30 @@ class DataPage:
             upload.outcome = await run_job(job)
         finally:
             upload.is_importing = False
+        upload.outcome["replaces"] = job["replace"]
+        upload.share_file.unlink(missing_ok=True)
         if "error" not in upload.outcome:
-            upload.path.unlink(missing_ok=True)
+            upload.remove()
+
+    def _job(self, upload: Upload, payload: Payload) -> Payload:
+        """What is chosen for an upload.
+
+        Raises:
+            InputError: a value that the page does not offer.
+        """
+        split, kind = payload.get("split", "train"), payload.get("kind") or None
+        source, annotator = (str(payload.get(name) or "").strip() for name in NAMES)
+        is_offered = split in ("train", "test") and kind in (None, *get_args(AnnotatorKind))
+        if not is_offered or max(len(source), len(annotator)) > MAX_TEXT:
+            raise InputError("The request is malformed", "Reload the page.")
+        return {
+            "path": str(upload.path),
+            "name": upload.name,
+            "split": split,
+            "source": source or source_for(upload.name, self.store.connections.db),
+            "annotator": annotator,
+            "kind": kind,
+        }
 
     def state(self, owner: str) -> Payload:
         """How far the owner's import is: rows that are stored and still hidden, or the outcome."""
@@ -90,7 +117,8 @@ class DataPage:
         if upload is None or not (upload.is_importing or upload.outcome):
             return {"over": True, "error": "Nothing is being imported. Choose a file."}
         if upload.is_importing:
-            return {"over": False, "rows": num_hidden(self.store.connections)}
+            rows = num_hidden(self.store.connections)
+            return {"over": False, "name": upload.name, "share": upload.share, "rows": rows}
         if "error" in upload.outcome:
             return {"over": True, "error": upload.outcome["error"]}
         return {"over": True, "say": _imported(upload.name, upload.outcome)}
@@ -123,21 +151,6 @@ class DataPage:
         return {"say": f"Saved backups/{name} beside the database: {held}."}
 
 
-def _job_of(upload: Upload, payload: Payload) -> Payload:
-    split = payload.get("split", "train")
-    source, annotator = (str(payload.get(name) or "").strip() for name in ("source", "annotator"))
-    if split not in ("train", "test") or max(len(source), len(annotator)) > MAX_TEXT:
-        raise InputError("The request is malformed", "Reload the page.")
-    suffix = next(end for end in SUFFIXES if upload.name.lower().endswith(end))
-    return {
-        "path": str(upload.path),
-        "name": upload.name,
-        "split": split,
-        "source": source or upload.name[: -len(suffix)],
-        "annotator": annotator,
-    }
-
-
 def _imported(name: str, report: Payload) -> str:
     new = [
         f"{report[f'new_{what}']:,} {what}"
@@ -147,9 +160,24 @@ def _imported(name: str, report: Payload) -> str:
     said = f"Imported {name}: {', '.join(new)}." if new else f"{name}: nothing in it is new."
     if report["bad_lines"]:
         said += f" {report['bad_lines']:,} lines left out, the first: {report['first_bad'][0]}"
+    if report["replaces"]:
+        said += f" {_replaced(report)}"
     if report["checks_not_made"]:
         said += f" {report['checks_not_made']:,} checks not made: {report['first_not_made'][0]}"
     return said
+
+
+def _replaced(report: Payload) -> str:
+    if report["other_sources"]:
+        others = ", ".join(report["other_sources"])
+        return (
+            "Nothing was replaced: no earlier import has this source. To replace another one, name "
+            f"it as the source: {others}."
+        )
+    return (
+        f"Earlier rankings of this source: {report['replaced']:,} replaced and no longer counted, "
+        f"{report['unchanged']:,} unchanged."
+    )
 
 
 def add_data_page(app: FastAPI, frame: LeadFrame, store: Store, max_upload_bytes: int) -> None:
@@ -161,6 +189,7 @@ def add_data_page(app: FastAPI, frame: LeadFrame, store: Store, max_upload_bytes
     def shown(request: Request, problem: str = "", status: int = 200) -> HTMLResponse:
         values: Payload = {"counts": store.counts(), "formats": FORMATS, "problem": problem}
         values |= {"max_bytes": page.uploads.max_bytes, "suffixes": SUFFIXES}
+        values["is_importing"] = not page.state(sender_of(request).name)["over"]
         answer = frame.page(request, TEMPLATE, **values)
         answer.status_code = status
         return answer

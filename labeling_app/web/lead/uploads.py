@@ -1,14 +1,19 @@
 """Files that leads upload: in pieces, into a private temporary folder, one for each person.
 
 The server gives a body 30 s and the board 1 MB, so a file comes in pieces that are smaller. It is
-removed when its person uploads another one or has imported it, and when the server ends.
+removed when its person uploads another one or has imported it, and when the server ends. A server
+that is killed leaves its folder; the next one that starts on this machine removes it.
 """
 
+import fcntl
 import json
+import os
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,7 @@ from rlhf.errors import InputError
 MAX_PIECE_BYTES = 1_000_000
 MAX_NAME = 200
 MAX_LOGGED = 10_000
+PREFIX = "rlhf-uploads-"
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".csv", ".parquet")
 Payload = dict[str, Any]
 
@@ -38,6 +44,24 @@ class Upload:
     is_importing: bool = False
     outcome: Payload = field(default_factory=dict)
 
+    @property
+    def share_file(self) -> Path:
+        """Where its import writes how much of it is read."""
+        return self.path.with_name(f"{self.id}.share")
+
+    @property
+    def share(self) -> float:
+        """How much of it its import has read, from 0 to 1."""
+        try:
+            return float(self.share_file.read_text())
+        except OSError:  # nothing yet
+            return 0.0
+
+    def remove(self) -> None:
+        """Remove its files."""
+        self.path.unlink(missing_ok=True)
+        self.share_file.unlink(missing_ok=True)
+
 
 class Uploads:
     """The uploaded files of one server.
@@ -48,8 +72,9 @@ class Uploads:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.folder = Path(tempfile.mkdtemp(prefix="rlhf-uploads-"))  # 0700
-        finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        _remove_abandoned()
+        self.folder, lock = _new_folder()
+        finalize(self, _remove, self.folder, lock)
         self._of: dict[str, Upload] = {}
 
     def begin(self, owner: str, name: str, size: int) -> Upload:
@@ -131,12 +156,43 @@ class Uploads:
             return
         if upload.is_importing:
             raise InputError(f"{upload.name} is being imported", "Wait until that has ended.")
-        upload.path.unlink(missing_ok=True)
+        upload.remove()
         del self._of[owner]
 
     def new_folder(self) -> Path:
         """A path that nobody uses, for an export."""
         return self.folder / f"export-{secrets.token_hex(8)}"
+
+
+def _new_folder() -> tuple[Path, int]:
+    """A private folder, and its lock, which the system opens when this process ends."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # 0700
+        with suppress(FileNotFoundError):  # another server took it for abandoned just now
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of this user's servers that have ended without doing it."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is locked, or gone by now
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                lock = os.open(folder, os.O_RDONLY)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(lock)
+
+
+def _remove(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
 
 
 async def run_job(job: Payload) -> Payload:
@@ -150,5 +206,6 @@ async def run_job(job: Payload) -> Payload:
         outcome: Payload = json.loads(done.stdout)
     except ValueError:
         sys.stderr.write(done.stderr.decode(errors="replace")[-MAX_LOGGED:])
-        return {"error": "The file could not be read: reading it ended the program that reads it."}
+        what = jobs.FAILED.get(job["do"], "This failed")
+        return {"error": f"{what}: the program that does it has ended. The server's log says why."}
     return outcome

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from labeling_app.data_io.formats import Defaults
-from labeling_app.data_io.importing import import_file
+from labeling_app.data_io.importing import import_file, source_for
 from labeling_app.data_io.reading import Part
 from labeling_app.db.board.overlap import num_open
 from labeling_app.db.files.schema import STEPS
 from labeling_app.db.imports import unfinished
 from labeling_app.db.imports.unfinished import recover
+from labeling_app.db.people.sources import give_source
 from labeling_app.db.queue import Submission
 from labeling_app.db.store import Store
 from rlhf.cli import main
@@ -131,8 +132,8 @@ def test_other_sources_and_the_board_are_left_alone(store, queue, add):
     assert judged(store) ^ before == changed
     report = add(LATER, "--replace", name="third.json")
     assert counts(report) == (2, 0, 0)
-    assert report["other_sources"] == ["other.json", "project.json"]
-    add(LATER, "--source", "other.json", "--replace", name="fourth.json")
+    assert report["other_sources"] == ["other", "project"]
+    add(LATER, "--source", "other", "--replace", name="fourth.json")
     assert ("question 1", "bob", "yes") not in judged(store)
 
 
@@ -197,3 +198,42 @@ def test_imports_of_earlier_versions_are_known_by_the_source_of_their_prompts(
         old.execute("DELETE FROM _sqlite_migrations WHERE name = ?", [list(STEPS)[-1]])
     path.write_text(json.dumps(LATER))
     assert counts(run_json("import", path, "--db", db, "--replace")) == (2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("project.json", "project"),
+        ("x.csv", "x"),
+        ("x.PARQUET", "x"),
+        ("x.jsonl.gz", "x"),
+        ("x.json.gz", "x"),
+        ("x.gz", "x"),
+        ("x.y.jsonl", "x.y"),
+        ("x.txt", "x.txt"),
+        (".jsonl", ".jsonl"),
+    ],
+)
+def test_the_source_is_the_name_without_its_ending(name, source):
+    assert source_for(name) == source
+
+
+def sources(store: Store) -> set[str]:
+    return {record.prompt.source for record in store.ranked_prompts()}
+
+
+def test_a_source_of_an_earlier_version_keeps_its_name_its_people_and_its_rankings(
+    store, queue, add
+):
+    """They stored `project.json`, ending and all."""
+    add(FIRST, "--source", "project.json")
+    for name in ("ann", "zoe"):
+        queue.add_annotator(name)
+    give_source(store.connections, "project.json", ["zoe"])
+    assert counts(add([*LATER, pairwise(4)], "--replace")) == (2, 2, 1)
+    assert judged(store) == AFTER_LATER
+    assert sources(store) == {"project.json"}
+    assert (work_of(queue, "zoe"), work_of(queue, "cleo")) == (["question 4"], [])
+    add([pairwise(5, ("ann", "left"))], "--source", "project")  # as the page Data has called it
+    report = add([pairwise(5, ("ann", "right"))], "--replace")
+    assert counts(report) == (1, 1, 0)  # the source that was imported last

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from labeling_app.annotators.users import Users
 from labeling_app.data_io.exporting import export
 from labeling_app.data_io.served import store_served_feedback
 from labeling_app.db.answers.served import (
@@ -49,6 +50,22 @@ def keep(store):
 @pytest.fixture
 def say(store):
     return lambda **payload: store_served_feedback(store, "shop", payload)
+
+
+def test_a_person_and_an_app_without_a_token_never_share_a_name(store, keep):
+    keep("c-1", "c-2")
+    users, thumb = Users(store), {"id": "c-1", "thumbs": "up"}
+    assert store_served_feedback(store, "app", thumb)
+    with pytest.raises(InputError, match="'app' is a program that gives feedback"):
+        users.add("app", "annotator", "long enough")
+    users.add("bot", "annotator", "long enough")
+    with pytest.raises(InputError) as caught:
+        store_served_feedback(store, "bot", {"id": "c-2", "thumbs": "up"})
+    assert str(caught.value) == (
+        "'bot' is a person who signs in, and would give this feedback\n"
+        "  Send the token of a program: rlhf users token NAME --db DB"
+    )
+    assert len(live(store)) == 1
 
 
 def live(store) -> list[tuple]:

@@ -10,11 +10,35 @@ function progress(text, share) {
   else if (share !== undefined) bar.value = share;
 }
 
-// Lines that are no JSON are prompts.
+const asLine = item => JSON.stringify(typeof item === 'string' ? { prompt: item } : item);
+
+function parsed(text) {
+  try { return JSON.parse(text); } catch { return undefined; }
+}
+
+// One JSON array or object, or lines: those that are no JSON are prompts. An array stays as it is,
+// so that its numbers do; a broken one is sent, too, and the server says where.
 function pastedFile(text) {
-  const lines = text.split('\n').map(line => line.trim()).filter(Boolean)
-    .map(line => (line.startsWith('{') ? line : JSON.stringify({ prompt: line })));
+  const whole = parsed(text);
+  const isBroken = whole === undefined && /^\[\s*\{/.test(text);
+  if (isBroken || (Array.isArray(whole) && !whole.some(item => typeof item === 'string'))) {
+    return new File([text], 'pasted.json');
+  }
+  const items = Array.isArray(whole) ? whole : whole && typeof whole === 'object' ? [whole] : null;
+  const lines = items ? items.map(asLine) : text.split('\n').map(line => line.trim()).filter(Boolean)
+    .map(line => (line.startsWith('{') ? line : asLine(line)));
   return new File([lines.join('\n')], 'pasted.jsonl');
+}
+
+const pause = ms => new Promise(resolve => setTimeout(resolve, ms));
+
+// A piece that did not arrive is sent once more; the server skips one that did.
+async function sendPiece(address, body) {
+  const sent = () => fetch(address, { method: 'POST', body }).catch(() => null);
+  const first = await sent();
+  if (first && first.status < 500) return answerOf(first);
+  await pause(1000);
+  return answerOf(await sent());
 }
 
 async function send(file) {
@@ -23,8 +47,7 @@ async function send(file) {
   for (let at = 0; at < file.size; at += begun.piece) {
     progress(`Uploading ${file.name} …`, at / file.size);
     const body = file.slice(at, at + begun.piece);
-    const sent = await answerOf(
-      await fetch(`/lead/data/upload/${begun.id}/${at}`, { method: 'POST', body }).catch(() => null));
+    const sent = await sendPiece(`/lead/data/upload/${begun.id}/${at}`, body);
     if (sent.error) return sent;
   }
   return { id: begun.id, ...fieldsOf(one('.choose')) };
@@ -84,7 +107,10 @@ preview.addEventListener('click', async event => {
   const begun = await post('/lead/data/import', { ...upload, leave_out: leaveOut });
   if (begun.error) return say(begun);
   event.target.disabled = true;
-  await follow();
+  if (!(await follow()).error) {
+    preview.hidden = true;
+    one('.choose').reset();
+  }
   event.target.disabled = false;
 });
 
@@ -92,16 +118,18 @@ async function follow() {
   for (;;) {
     const state = await answerOf(await fetch('/lead/data/import').catch(() => null));
     if (state.over === false) {
-      progress(`Importing: ${state.rows.toLocaleString('en')} rows so far. People see none until all are there.`, null);
-      await new Promise(resolve => setTimeout(resolve, 500));
+      const read = `${Math.floor(100 * state.share)} % read`;
+      progress(`Importing ${state.name}: ${read}, ${state.rows.toLocaleString('en')} rows stored. `
+        + 'People see none until all are there.', state.share);
+      await pause(500);
       continue;
     }
     progress('');
-    if (!state.error) {
-      preview.hidden = true;
-      one('.choose').reset();
-      await renew();
-    }
-    return say(state);
+    if (!state.error) await renew();
+    say(state);
+    return state;
   }
 }
+
+// After a reload the page goes on following an import.
+if ('running' in one('.progress').dataset) follow();

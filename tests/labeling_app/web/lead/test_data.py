@@ -1,6 +1,7 @@
 """The page Data: pieces of an upload, the preview, import, export and backup."""
 
 import asyncio
+import gzip
 import io
 import json
 import zipfile
@@ -13,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from labeling_app.data_io.reading import Part, read_rows
 from labeling_app.db.store import Store
 from labeling_app.web.lead import data
+from rlhf.cli import main
 
 HOSTILE = "<script>window.hacked = 1</script>${window.hacked = 1}"
 GOOD = {"prompt": HOSTILE, "responses": ["good", "bad"], "tiers": [[0], [1]]}
@@ -116,8 +119,77 @@ def test_a_preview_that_takes_too_long_ends(ask, monkeypatch):
     )
 
 
+def test_a_later_export_replaces_the_earlier_under_one_name_with_the_command_line(
+    ask, store, tmp_path
+):
+    def content(*annotators: str) -> bytes:
+        return jsonl(*({**GOOD, "annotator": name} for name in annotators))
+
+    file = tmp_path / "project.json"
+    file.write_bytes(content("ann", "bob"))
+    assert main(["import", str(file), "--db", str(store.connections.path)]) == 0
+    _, state = ask(importing("project.jsonl", content("ann"), replace="yes"))
+    assert state["say"] == (
+        "project.jsonl: nothing in it is new. Earlier rankings of this source: 1 replaced and no "
+        "longer counted, 1 unchanged."
+    )
+
+
+def test_nothing_is_replaced_under_a_new_name_and_a_kind_can_be_chosen(ask, store, import_lines):
+    import_lines({**GOOD, "annotator": "ann"})
+    chosen = {"replace": "yes", "kind": "ai", "annotator": "judge"}
+    _, state = ask(importing("else.jsonl", jsonl(GOOD), **chosen))
+    assert state["say"].endswith(
+        "Nothing was replaced: no earlier import has this source. To replace another one, name it "
+        "as the source: more."
+    )
+    [record] = store.ranked_prompts()
+    said = [(one.annotator, one.kind) for one in record.rankings]
+    assert said == [("ann", "human"), ("judge", "ai")]
+
+
+@pytest.mark.parametrize("name", ["many.jsonl", "many.json", "many.jsonl.gz", "many.csv"])
+def test_how_much_of_a_file_is_read_is_said(name, tmp_path):
+    rows = [{"prompt": f"{n} " + 4_000 * "x"} for n in range(100)]
+    content = (
+        b"[" + jsonl(*rows).replace(b"\n", b",") + b"]" if name.endswith("json") else jsonl(*rows)
+    )
+    if name.endswith("csv"):
+        content = "\n".join(["prompt", *(row["prompt"] for row in rows)]).encode()
+    file, said = tmp_path / name, []
+    file.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert len(list(read_rows(file, Part(), said.append))) == 100
+    assert said == sorted(said)
+    assert (said[0] > 0, said[-1]) == (True, 1.0)
+    if name in ("many.jsonl", "many.csv"):  # read in pieces of 8 KiB
+        assert said[49] == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_state_of_an_import_has_the_share_that_its_job_has_written(ask, store):
+    async def run(client: httpx.AsyncClient) -> list[object]:
+        rows = [{"prompt": f"{n}?", "responses": ["a", "b"]} for n in range(4_000)]
+        one = await upload(client, "mine.jsonl", jsonl(*rows))
+        await client.post("/lead/data/import", json={"id": one})
+        assert (
+            'class="progress" role="status" data-running' in (await client.get("/lead/data")).text
+        )
+        shares = []
+        while not (state := (await client.get("/lead/data/import")).json())["over"]:
+            shares.append(state["share"])
+            assert state["name"] == "mine.jsonl"
+            await asyncio.sleep(0.02)
+        assert "data-running" not in (await client.get("/lead/data")).text
+        return [shares, state["say"], [name for name in left_over() if name.startswith(one)]]
+
+    shares, said, left = ask(run)
+    assert shares == sorted(shares)
+    assert any(0 < share < 1 for share in shares)
+    assert said == "Imported mine.jsonl: 4,000 prompts, 8,000 responses."
+    assert left == []
+
+
 @pytest.mark.parametrize(
-    "fields", [{"split": "dev"}, {"source": "x" * 201}, {"annotator": "x" * 201}]
+    "fields", [{"split": "dev"}, {"kind": "robot"}, {"source": "x" * 201}, {"annotator": "x" * 201}]
 )
 def test_what_is_chosen_for_a_file_is_checked(fields, ask, store):
     async def run(client: httpx.AsyncClient) -> list[int]:

@@ -1,10 +1,24 @@
 """Uploaded files: one for each person, theirs alone, and left as it is while it is imported."""
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from labeling_app.web.lead.uploads import Uploads, run_job
 from rlhf.errors import InputError
 from tests.labeling_app.conftest import run_async
+from tests.labeling_app.db.test_disk_full import fill_up, small_disk  # noqa: F401
+
+SERVER = """
+import time
+from labeling_app.web.lead.uploads import Uploads
+uploads = Uploads(1000)
+print(uploads.begin("lea", "secret.jsonl", 3).path, flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -55,6 +69,43 @@ def test_files_go_with_the_server():
 
 def test_a_job_that_ends_without_an_outcome_is_in_the_log(capfd):
     assert run_async(run_job({"do": "nothing that is known"})) == {
-        "error": "The file could not be read: reading it ended the program that reads it."
+        "error": "This failed: the program that does it has ended. The server's log says why."
     }
     assert "KeyError" in capfd.readouterr().err
+
+
+def test_what_a_killed_server_left_goes_with_the_next_start_and_nothing_else(tmp_path):
+    command = [sys.executable, "-c", SERVER]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other,
+    ):
+        left, in_use = (Path(one.stdout.readline().strip()) for one in (killed, other))
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert left.is_file()  # private data
+        foreign = left.parent.with_name(f"{left.parent.name}-link")
+        foreign.symlink_to(tmp_path)
+        try:
+            uploads = Uploads(1000)
+            assert not left.parent.exists()
+            assert in_use.is_file()
+            assert uploads.folder.is_dir()
+            assert foreign.is_symlink()
+        finally:
+            foreign.unlink()
+            other.terminate()
+
+
+def test_a_full_disk_is_named_by_what_did_not_fit(small_disk, store, import_lines):  # noqa: F811
+    import_lines({"prompt": "Which?", "responses": ["good", "bad"], "tiers": [[0], [1]]})
+    db = str(store.connections.path)
+    fill_up(small_disk)
+    job = {"db": db, "folder": str(small_disk / "export"), "format": "ranked"}
+    assert run_async(run_job({"do": "archive", **job})) == {
+        "error": "The export could not be written: No space left on device."
+    }
+    missing = {"do": "archive", **job, "folder": "/dev/null/export"}
+    assert run_async(run_job(missing))["error"].startswith("The export could not be written: ")
+    made = run_async(run_job({"do": "backup", "db": db, "out": str(small_disk / "backup.db")}))
+    assert "No space left" in made["error"] or "disk is full" in made["error"]
