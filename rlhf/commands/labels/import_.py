@@ -29,7 +29,8 @@ class Settings:
     """Split of prompts for which the file does not say one, in a "split" field or as the train or
     test part of a dataset. To choose what to read, use --data-split."""
     source: str = ""
-    """Source to store for prompts whose lines have no "source" field; default: the file's name without its ending."""
+    """Source to store for prompts whose lines have no "source" field; default: the file's name
+    without its ending."""
     annotator: str = ""
     """Annotator to store for judgments whose lines name none; default: imported."""
     kind: Literal["human", "ai", "signal"] | None = None
