@@ -24,6 +24,7 @@ from labeling_app.web.lead.frame import LeadFrame, add_frame, sender_of
 from labeling_app.web.lead.people import add_people_page
 from labeling_app.web.lead.quality import add_quality_page
 from labeling_app.web.lead.rubric import add_rubric_page
+from labeling_app.web.lead.served import Compare
 from labeling_app.web.live.live import Live
 from labeling_app.web.live.routes import add_live_routes
 from labeling_app.web.programs.feedback_route import add_feedback_route
@@ -74,6 +75,7 @@ def build_app(
     loop: LoopProcess | None = None,
     *,
     max_upload_bytes: int = 10**9,
+    compare: Compare | None = None,
 ) -> FastAPI:
     """The web application; `AuthMiddleware` around it sets the user of each request.
 
@@ -82,6 +84,7 @@ def build_app(
         live: live mode, if there are models to ask.
         loop: the loop of the Runs page, if there is one.
         max_upload_bytes: the largest file that a lead may upload.
+        compare: compares the thumbs of two served policies.
     """
     with gr.Blocks(title="Rank responses", analytics_enabled=False) as page:
         rank_board()
@@ -92,7 +95,7 @@ def build_app(
     add_feedback_route(app, board.store)
     if live is not None:
         add_live_routes(app, live, lambda request: sender_of(request).name)
-    frame = add_lead_pages(app, board, max_upload_bytes)
+    frame = add_lead_pages(app, board, max_upload_bytes, compare)
     if loop is not None:
         add_runs_page(app, frame, loop)
     gr.mount_gradio_app(
@@ -112,14 +115,16 @@ def build_app(
     return app
 
 
-def add_lead_pages(app: FastAPI, board: Board, max_upload_bytes: int) -> LeadFrame:
+def add_lead_pages(
+    app: FastAPI, board: Board, max_upload_bytes: int, compare: Compare | None = None
+) -> LeadFrame:
     """The pages for leads and admins, in the order of the navigation."""
     frame = LeadFrame(has_sign_in=board.has_sign_in)
     add_frame(app, frame)
     add_data_page(app, frame, board.store, max_upload_bytes)
     add_people_page(app, frame, board.store, has_sign_in=board.has_sign_in)
     add_rubric_page(app, frame, board.store)
-    add_quality_page(app, frame, board.store)
+    add_quality_page(app, frame, board.store, compare)
     return frame
 
 

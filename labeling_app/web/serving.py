@@ -23,6 +23,7 @@ from labeling_app.db.store import Store
 from labeling_app.web.board.session import FLAGS, Board
 from labeling_app.web.health import require_undamaged
 from labeling_app.web.http_server import serve_app
+from labeling_app.web.lead.served import Compare
 from labeling_app.web.live.live import ChatModel, Live, Note
 from labeling_app.web.runs.loop_file import LoopFile
 from labeling_app.web.runs.loop_process import LoopProcess
@@ -49,6 +50,8 @@ class BoardOptions:
     flags: tuple[str, ...] = FLAGS
     checks: CheckRates = field(default_factory=CheckRates)
     max_upload_bytes: int = 10**9
+    compare: Compare | None = None
+    """Compares the thumbs of two served policies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ def serve(
                 note=live_options.note,
             )
         process = None if loop is None else LoopProcess(loop)
-        app = _protected_app(board, live, process, users, local, options.max_upload_bytes)
+        app = _protected_app(board, live, process, users, local, options)
         _print_address(options, local, has_live=live is not None, has_runs=loop is not None)
         # Imported modules stay; a full garbage collection over them would delay every request.
         gc.freeze()
@@ -128,13 +131,15 @@ def _protected_app(
     loop: LoopProcess | None,
     users: Users,
     local: str | None,
-    max_upload_bytes: int,
+    options: BoardOptions,
 ) -> "AuthMiddleware":
     """The app, and in front of it sign-in, or the one local person."""
     from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
     from labeling_app.web.app import build_app
 
-    app = build_app(board, live, loop, max_upload_bytes=max_upload_bytes)
+    app = build_app(
+        board, live, loop, max_upload_bytes=options.max_upload_bytes, compare=options.compare
+    )
     secret = board.store.secret
     if local is None:
         return AuthMiddleware(

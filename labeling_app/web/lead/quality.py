@@ -11,6 +11,7 @@ from labeling_app.db.store import Store
 from labeling_app.quality.report import Quality, measure_file, open_work, state_of_rankings
 from labeling_app.rankings.agreement import Interval
 from labeling_app.web.lead.frame import LeadFrame
+from labeling_app.web.lead.served import Compare, compared_policies
 
 PATH = "/lead/quality"
 # A page that comes later than this feels broken; one with the numbers before doesn't.
@@ -83,8 +84,17 @@ class Measurements:
         return await asyncio.shield(self._measuring), False  # others may wait for it, too
 
 
-def add_quality_page(app: FastAPI, frame: LeadFrame, store: Store) -> None:
-    """Serve the page, also under its old address `/dashboard`."""
+def add_quality_page(
+    app: FastAPI, frame: LeadFrame, store: Store, compare: Compare | None = None
+) -> None:
+    """Serve the page, also under its old address `/dashboard`.
+
+    Args:
+        app: gets the routes.
+        frame: of the page.
+        store: the database.
+        compare: compares the thumbs of two served policies.
+    """
     frame.add_to_navigation("Quality", PATH)
     frame.templates.filters |= FILTERS
     measurements = Measurements(store)
@@ -93,7 +103,9 @@ def add_quality_page(app: FastAPI, frame: LeadFrame, store: Store) -> None:
     async def quality(request: Request) -> HTMLResponse:
         measured, is_old = await measurements.soon()
         work = await to_thread.run_sync(open_work, store)
-        return frame.page(request, TEMPLATE, quality=measured, is_old=is_old, work=work)
+        served = await to_thread.run_sync(compared_policies, store, compare)
+        values = {"quality": measured, "is_old": is_old, "work": work, "served": served}
+        return frame.page(request, TEMPLATE, **values)
 
     @app.get("/dashboard")
     def dashboard() -> RedirectResponse:

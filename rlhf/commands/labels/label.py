@@ -120,6 +120,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from labeling_app.db.board.checks import CheckRates
     from labeling_app.db.files.label_file import refuse_other_files
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
+    from policies.serving.thumbs.comparison import compare_thumbs
 
     refuse_other_files(settings.db)
     loop_settings, loop = _loop_of(settings)
@@ -137,6 +138,7 @@ def run(settings: Settings) -> dict[str, Any]:
             gold_every=settings.gold_every or 0, repeat_every=settings.repeat_every or 0
         ),
         max_upload_bytes=settings.max_upload_mb * 1_000_000,
+        compare=compare_thumbs,
     )
     live = LiveOptions(models=models, num_responses=settings.live_responses) if models else None
     return serve(settings.db, options, live, loop)

@@ -12,6 +12,7 @@ from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
 from labeling_app.web.access.sign_in import COOKIE
 from labeling_app.web.app import add_lead_pages
 from labeling_app.web.board.session import Board
+from policies.serving.thumbs.comparison import compare_thumbs
 from tests.labeling_app.conftest import run_async
 
 Requests = list[tuple[str, str, object]]
@@ -26,7 +27,7 @@ def ask(store, queue) -> Callable[..., list[httpx.Response]]:
 
     async def send_all(requests: Requests | Callable, sender: str) -> list[httpx.Response]:
         app = FastAPI()  # without Gradio's page, which takes seconds
-        add_lead_pages(app, Board(store, queue, has_sign_in=True), 3_000_000)
+        add_lead_pages(app, Board(store, queue, has_sign_in=True), 3_000_000, compare_thumbs)
         find = user_of_cookie(users, store.secret)
         protected = AuthMiddleware(app, find_user=find, users=users, secret=store.secret)
         transport = httpx.ASGITransport(protected)
