@@ -4,9 +4,11 @@
 every response in a database, and once from the server itself: a pair. Pairs alternate which comes
 first; the median of their ratios counts. The server is a stub that sends so many tokens per second
 in each stream, exactly: the processors that a model would need are free, so the proxy's own cost
-shows.
+shows. `--engine transformers` puts `transformers serve` with continuous batching and a real model
+there, which share the processors with the proxy, as in use.
 
     python examples/benchmarks/serving.py [--quick] [--json]
+    python examples/benchmarks/serving.py --engine transformers --model models/SmolLM2-135M-Instruct
 
 `cpu_ms` is the proxy's processor time per token.
 """
@@ -176,7 +178,7 @@ def measure_pairs(words: list[str], port: int, model: str, load: Load, pairs: in
         pairs: how many.
     """
     proxy_port = free_port()
-    with tempfile.TemporaryDirectory() as folder, running(words, port, "/v1/models"):
+    with tempfile.TemporaryDirectory() as folder, running(words, port, "/health"):
         db = Path(folder) / "labels.db"
         proxied = [sys.executable, "-m", "rlhf.cli", "serve", "--db", str(db), "--policy", model]
         proxied += ["--endpoint", f"http://127.0.0.1:{port}/v1", "--port", str(proxy_port)]
@@ -226,6 +228,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer pairs and tokens")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--engine", choices=("stub", "transformers"), default="stub")
+    parser.add_argument("--model", help="of --engine transformers: its folder")
     parser.add_argument("--stub", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stub:
@@ -233,16 +237,22 @@ def main() -> None:
         return
     pairs = 3 if arguments.quick else 9
     load = Load(rounds=1, tokens=100) if arguments.quick else Load(rounds=2, tokens=150)
-    port = free_port()
-    stub = [sys.executable, __file__, "--stub", str(port)]
-    runs = {"stub": measure_pairs(stub, port, "stub", load, pairs)}
+    port, engine, model = free_port(), arguments.engine, "stub"
+    words = [sys.executable, __file__, "--stub", str(port)]
+    if engine == "transformers":
+        if arguments.model is None:
+            parser.error("--engine transformers needs a model: --model FOLDER")
+        model, load = arguments.model, Load(rounds=1, tokens=16 if arguments.quick else 64)
+        words = [str(Path(sys.executable).with_name("transformers")), "serve", model]
+        words += ["--port", str(port), "--log-level", "error", "--continuous-batching"]
+    runs = {engine: measure_pairs(words, port, model, load, pairs)}
     found = {case: summary(of_case) for case, of_case in runs.items()}
     for case, values in found.items():
         print(case, *(f"{name}={value:.4g}" for name, value in values.items()))
     if arguments.json:
-        names = ("starlette", "uvicorn", "httpx")
+        names = ("starlette", "uvicorn", "httpx", *(["transformers"] if model != "stub" else []))
         versions = {name: version(name) for name in names}
-        print(json.dumps({"ratio": found["stub"]["ratio"], "runs": found, "versions": versions}))
+        print(json.dumps({"ratio": found[engine]["ratio"], "runs": found, "versions": versions}))
 
 
 if __name__ == "__main__":
