@@ -90,12 +90,7 @@ def build_app(
         return PlainTextResponse(write_metrics(proxy.counts, found))
 
     async def health(request: Request) -> Response:
-        found = await _problems(proxy)
-        is_failed = any(found.values())
-        shown = {name: problem or "ready" for name, problem in found.items()}
-        answer = {"status": "failed" if is_failed else "ready", "models": shown}
-        uptime = {"uptime_seconds": round(time.time() - began, 3)}
-        return JSONResponse(answer | uptime, 503 if is_failed else 200)
+        return _health(await _problems(proxy), time.time() - began)
 
     def guarded(handle: Callable[[Request, str], Awaitable[Response]]) -> Handler:
         return _answering(access, handle)
@@ -119,6 +114,15 @@ async def _problems(proxy: Proxy) -> dict[str, str]:
     sides = proxy.policies.sides
     asked = (side.upstream.problem(proxy.client) for side in sides.values())
     return dict(zip(sides, await asyncio.gather(*asked), strict=True))
+
+
+def _health(found: dict[str, str], uptime_seconds: float) -> JSONResponse:
+    """The answer about problems by policy."""
+    is_failed = any(found.values())
+    shown = {name: problem or "ready" for name, problem in found.items()}
+    answer = {"status": "failed" if is_failed else "ready", "models": shown}
+    uptime = {"uptime_seconds": round(uptime_seconds, 3)}
+    return JSONResponse(answer | uptime, 503 if is_failed else 200)
 
 
 async def compare(proxy: Proxy) -> dict[str, Any] | None:

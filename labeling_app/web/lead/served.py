@@ -22,7 +22,7 @@ def compared_policies(store: Store, compare: Compare | None) -> list[dict[str, A
         compared = compare(row["thumbs"])
         for side in ("policy", "against"):
             compared[side]["name"] = row[side]
-        found.append({"share": row["share"], **compared})
+        found.append(compared)
         if len(found) == SHOWN:
             break
     return found

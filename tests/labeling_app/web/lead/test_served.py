@@ -41,8 +41,8 @@ def test_thumbs_of_two_policies_are_compared(store, page):
     assert TITLE not in page()  # nobody has judged anything
     serve_and_judge(store, "base", policy=(60, 40), against=(30, 70))
     text = page("admin")
-    assert "|runs/&lt;new&gt;||90 %||100||60 %|" in text
-    assert "|base||10 %||100||30 %|" in text
+    assert "|runs/&lt;new&gt;||100||60 %|" in text
+    assert "|base||100||30 %|" in text
     # The interval is that of tests/policies/serving/test_sequential.py's independent formula.
     assert "Difference +30 points (+8 to +51). People like runs/&lt;new&gt; better." in text
 
