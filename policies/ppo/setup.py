@@ -245,12 +245,12 @@ def build_models(
     gathered = GatheredModel(policy, device, gathers, [] if rounded else None)
     shard_first(accelerator, policy, sharding, rounded=rounded)
     if base is not None and settings.has_critic and settings.critic.model == "own":
-        critic, bias = critic_on(base, settings, int(tokenizer.pad_token_id))
+        model = PolicyAndCritic(policy, *critic_on(base, settings, int(tokenizer.pad_token_id)))
     else:
-        critic, bias = new_critic(settings, tokenizer, sharding)
-    if isinstance(critic, PreTrainedModel):
-        _equip(critic, settings, accelerator)
-    return PolicyAndCritic(policy, critic, bias), gathered
+        model = PolicyAndCritic(policy, *new_critic(settings, tokenizer, sharding))
+    if isinstance(model.critic, PreTrainedModel):
+        _equip(model.critic, settings, accelerator)
+    return model, gathered
 
 
 def _load_policy(

@@ -28,7 +28,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import AutocastKwargs
 from torch import Tensor, nn
-from torch.distributed import GradBucket, ProcessGroup
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule

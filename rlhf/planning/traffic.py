@@ -105,7 +105,7 @@ def step_bytes(
         return moved
     parts = parts_of(strategy, load, gpus)
     rounded = strategy in BF16_WEIGHTS or (is_fsdp(strategy) and load.vllm)
-    gathered = (BF16 if rounded else FP32) * shape.parameters
+    gathered = float((BF16 if rounded else FP32) * shape.parameters)
     if is_fsdp(strategy):
         gathered += passes * reading_traffic(strategy, sizes)
     else:
