@@ -66,7 +66,7 @@ class Reward:
     weights: tuple[float, ...]
     combination: Combination
     description: dict[str, str]
-    in_step: Callable[[Sequence[int]], Sequence[int]]
+    in_step: Callable[..., Sequence[int]]
 
     def __call__(
         self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
@@ -86,16 +86,22 @@ class Reward:
         tokenizer: PreTrainedTokenizerBase,
         device: torch.device,
         batch_size: int = SCORE_BATCH,
+        share: tuple[int, int] = (0, 1),
     ) -> list[float]:
-        """The reward of reference outputs, in the order given."""
-        pad_id = int(tokenizer.pad_token_id)
+        """The reward of reference outputs, in the order given.
+
+        `share` (i, n) scores every n-th batch, from the i-th; other rows get 0.
+        """
+        pad_id, (offset, step) = int(tokenizer.pad_token_id), share
         rewards = [0.0] * len(rows)
-        for first in self.in_step(range(0, len(rows), batch_size)):
+        mine = range(0, len(rows), batch_size)[offset::step]
+        for turn, first in enumerate(self.in_step(mine, [0])):
             beat()
             part = rows[first : first + batch_size]
             batch = pad_right([row.prompt_ids + row.response_ids for row in part], pad_id)
             found = self([row.prompt for row in part], [row.text for row in part], batch.to(device))
-            rewards[first : first + len(part)] = found.tolist()
+            if turn < len(mine):  # else only in step with other processes
+                rewards[first : first + len(part)] = found.tolist()
         return rewards
 
 

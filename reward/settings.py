@@ -281,8 +281,8 @@ class RewardSettings(ClusterSettings):
     resume: bool = False
     """Continue an unfinished run in --out."""
     ddp_comm_hook: CommunicationHook = "no"
-    """Compress gradients sent between processes: fp16, bf16 (CUDA only) or powersgd (a resumed run
-    is then not bit-identical)."""
+    """Compress gradients that --sharding ddp sends between processes: fp16, bf16 (CUDA only; as
+    --parallel.reduce-dtype bf16) or powersgd (a resumed run is then not bit-identical)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -330,6 +330,12 @@ class RewardSettings(ClusterSettings):
                 f"--ddp-comm-hook {self.ddp_comm_hook} has no effect with --sharding "
                 f"{self.sharding}",
                 "Leave it out: only --sharding ddp averages whole gradients.",
+            )
+        if self.parallel.reduce_dtype != "fp32" and self.ddp_comm_hook != "no":
+            raise ConfigError(
+                f"--parallel.reduce-dtype {self.parallel.reduce_dtype} and --ddp-comm-hook "
+                f"{self.ddp_comm_hook} both compress gradients",
+                "Leave one of them out.",
             )
 
 

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Bool, Float
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.formulas import (
     center,
@@ -139,7 +139,7 @@ class Experience:
 @torch.no_grad()
 def sample_episodes(
     environment: Environment,
-    model: PolicyAndCritic,
+    policy: PreTrainedModel,
     prompts: Sequence[tuple[ReferenceRow, ...]],
     batch_size: int,
 ) -> Episodes:
@@ -147,7 +147,7 @@ def sample_episodes(
 
     Args:
         environment: tokenizer, sampling settings and sampler.
-        model: its policy answers; not wrapped.
+        policy: answers; not wrapped.
         prompts: the reference rows of each prompt, repeated as often as it is to be answered.
         batch_size: sequences sampled at once.
     """
@@ -156,7 +156,7 @@ def sample_episodes(
     samples = sample_with(
         environment.sampler,
         environment.accelerator,
-        model.policy,
+        policy,
         tokenizer,
         prompt_ids,
         environment.sampling,

@@ -27,7 +27,7 @@ from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.gathered_model import GatheredModel
-from rlhf.parallel.sharding import Sharding, prepare
+from rlhf.parallel.sharding import Sharding, prepare, shard_first
 from rlhf.planning.utilization import measure_rate
 from rlhf.planning.work import count_work
 from rlhf.records.documents import Kinds
@@ -75,6 +75,9 @@ class Training:
         dp_rank: which part of every batch this process computes. The processes of a tensor-parallel
             group compute the same part.
         dp_size: how many parts there are.
+        gathered_policy: all weights of the policy where they are sharded, to sample from it.
+        gathered_model: the same of policy and critic, to measure with; under FSDP the sharded
+            modules themselves.
         matmul_rate: operations a second of a large matrix product on this device.
     """
 
@@ -88,6 +91,7 @@ class Training:
     texts: StepTexts | None
     settings: PPOSettings
     run: RunDir
+    gathered_policy: GatheredModel
     gathered_model: GatheredModel
     frozen_bytes: dict[str, int] | None
     dp_rank: int
@@ -127,17 +131,10 @@ def set_up(
     store.check_on_main()
     tokenizer = store.load_tokenizer(settings.model)
     base = load_base(settings, accelerator)
-    plain = _build_models(settings, tokenizer, base, sharding)
-    for part in (one for one in plain.parts.values() if isinstance(one, PreTrainedModel)):
-        count_work(part)
-        if obstacle := pack_prefixes(part):
-            words = f"Sequences are padded, which takes longer: {obstacle}."
-            accelerator.print(words, file=sys.stderr)
-        if settings.batch.gradient_checkpointing:
-            part.activation_checkpointing_enable({"use_reentrant": False})
-    plain.train(settings.batch.gradient_checkpointing)  # transformers checkpoints in this mode only
-    held = rollout_sharding(settings, sharding)
-    gathers = Sharding() if held.shards_weights else sharding
+    plain, gathered_policy = build_models(settings, tokenizer, base, accelerator, sharding)
+    # transformers checkpoints in this mode only
+    plain.train(settings.batch.gradient_checkpointing)
+    gathers = Sharding() if rollout_sharding(sharding).shards_weights else sharding
     keep_in_fp32 = plain.keep_in_fp32 if settings.precision == "bf16-weights" else None
     gathered_model = GatheredModel(plain, accelerator.device, gathers, keep_in_fp32)
     model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding, keep_in_fp32)
@@ -157,6 +154,7 @@ def set_up(
         texts=_read_texts(settings, tokenizer, accelerator.device, dp_rank, dp_size),
         settings=settings,
         run=run,
+        gathered_policy=gathered_policy,
         gathered_model=gathered_model,
         frozen_bytes=_describe_sharing(accelerator, settings, base),
         dp_rank=dp_rank,
@@ -165,13 +163,13 @@ def set_up(
     )
 
 
-def rollout_sharding(settings: PPOSettings, sharding: Sharding) -> Sharding:
-    """How policy, critic and original model are held between updates.
+def rollout_sharding(sharding: Sharding) -> Sharding:
+    """How policy, critic and original model are held while a rollout is measured.
 
-    With FSDP and vLLM they stay sharded: vLLM samples, and the others run a layer at a time. Else
-    policy and critic are gathered, and the original model is whole where it is loaded.
+    FSDP runs them a layer at a time. With ZeRO 3 policy and critic are gathered, and the original
+    model is whole where it is loaded.
     """
-    if sharding.strategy == "fsdp" and settings.sampling.engine == "vllm":
+    if sharding.strategy == "fsdp":
         return sharding
     return Sharding(tensor_parallel=sharding.tensor_parallel)
 
@@ -193,13 +191,13 @@ def _environment(
         base=base,
         given=store.template_kwargs,
     )
-    held = rollout_sharding(settings, sharding)
+    held = rollout_sharding(sharding)
     return Environment(
         accelerator=accelerator,
         tokenizer=tokenizer,
         reward=reward,
         reference_policy=reference_policy(settings.kl.source, store, accelerator, held),
-        reference_rewards=rewards_by_prompt(store, reward, tokenizer, accelerator.device),
+        reference_rewards=rewards_by_prompt(store, reward, tokenizer, accelerator, sharding),
         sampling=store.sampling,
         shaping=settings.shaping,
         sampler=new_sampler(
@@ -226,22 +224,55 @@ def _new_optimizer(model: PolicyAndCritic) -> torch.optim.Optimizer:
     )
 
 
-def _build_models(
+def build_models(
     settings: PPOSettings,
     tokenizer: PreTrainedTokenizerBase,
     base: PreTrainedModel | None,
+    accelerator: Accelerator,
     sharding: Sharding,
-) -> PolicyAndCritic:
-    if base is None:
-        policy = load_causal_lm(settings.model, held=sharding.held(trained=True), trained=True)
-        if settings.lora.rank:
-            add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
+) -> tuple[PolicyAndCritic, GatheredModel]:
+    """Policy and critic, and the copy of the policy to sample from.
+
+    Under FSDP the policy is sharded before the critic is read: the main process, which reads both,
+    never holds both whole.
+    """
+    policy = _load_policy(settings, base, sharding)
+    _equip(policy, settings, accelerator)
+    rounded = settings.precision == "bf16-weights"
+    is_given = sharding.strategy == "fsdp" and settings.sampling.engine == "vllm"
+    gathers = Sharding() if is_given else sharding  # vLLM takes one weight at a time
+    device = accelerator.device
+    gathered = GatheredModel(policy, device, gathers, [] if rounded else None)
+    shard_first(accelerator, policy, sharding, rounded=rounded)
+    if base is not None and settings.has_critic and settings.critic.model == "own":
+        model = PolicyAndCritic(policy, *critic_on(base, settings, int(tokenizer.pad_token_id)))
     else:
-        policy = policy_on(base, settings)
-        if settings.has_critic and settings.critic.model == "own":
-            pad_token_id = int(tokenizer.pad_token_id)
-            return PolicyAndCritic(policy, *critic_on(base, settings, pad_token_id))
-    return PolicyAndCritic(policy, *new_critic(settings, tokenizer, sharding))
+        model = PolicyAndCritic(policy, *new_critic(settings, tokenizer, sharding))
+    if isinstance(model.critic, PreTrainedModel):
+        _equip(model.critic, settings, accelerator)
+    return model, gathered
+
+
+def _load_policy(
+    settings: PPOSettings, base: PreTrainedModel | None, sharding: Sharding
+) -> PreTrainedModel:
+    if base is not None:
+        return policy_on(base, settings)
+    policy = load_causal_lm(settings.model, held=sharding.held(trained=True), trained=True)
+    if settings.lora.rank:
+        add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
+    return policy
+
+
+def _equip(model: PreTrainedModel, settings: PPOSettings, accelerator: Accelerator) -> None:
+    """Let a model count its work, read packed rows, and checkpoint its activations if asked to."""
+    count_work(model)
+    if obstacle := pack_prefixes(model):
+        words = f"Sequences are padded, which takes longer: {obstacle}."
+        accelerator.print(words, file=sys.stderr)
+    if settings.batch.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    model.train(settings.batch.gradient_checkpointing)
 
 
 def _describe_sharing(

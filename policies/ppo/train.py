@@ -21,9 +21,10 @@ from policies.ppo.batches import (
 from policies.ppo.checks import check_guards, check_reference, check_step, measure_references
 from policies.ppo.kl import adjust, audit, describe_reverse_kl, require_top_k
 from policies.ppo.memory import require_memory, room_for
-from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts, save_policy
+from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
 from policies.ppo.models.critic import fit_critic
 from policies.ppo.models.shared_base import require_shared_base
+from policies.ppo.report import AUDIT_PROMPTS, finish
 from policies.ppo.rollout import (
     Episodes,
     Measured,
@@ -33,7 +34,6 @@ from policies.ppo.rollout import (
     score_episodes,
 )
 from policies.ppo.rollout_metrics import (
-    describe_amount,
     describe_correction,
     describe_rollout,
     describe_values,
@@ -49,37 +49,30 @@ from policies.ppo.update import (
     reference_batch,
 )
 from policies.reference.audit import (
-    AuditSamples,
-    audit_policy,
-    measure_for_audit,
     measure_forward_kl,
 )
 from policies.reference.loading import open_store_on_main
-from policies.reference.store import require_reference_of, require_training_prompts
+from policies.reference.store import (
+    require_reference_of,
+    require_training_prompts,
+)
 from policies.rewards import describe_rewards
-from policies.sampling.generate import sample_with
 from reward.memory import device_bytes
 from rlhf.modeling.heads import reward_head
 from rlhf.modeling.models import describe_for_all, require_trainable
-from rlhf.parallel.distributed import RANK_SEED_STRIDE, from_main, seed_all, start
-from rlhf.parallel.master_weights import float32_model
+from rlhf.parallel.distributed import RANK_SEED_STRIDE, seed_all, start
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.parallel.waits import waiting
-from rlhf.planning.price import cost_of
-from rlhf.planning.utilization import Laps, describe_use
+from rlhf.planning.utilization import Laps
 from rlhf.records.documents import require_kinds
-from rlhf.records.jsonl import write_json
 from rlhf.run.checkpoint import load_checkpoint, newest_checkpoint
-from rlhf.run.metrics import append_metrics, forget_metrics_after, progress, read_metrics
+from rlhf.run.metrics import append_metrics, forget_metrics_after, progress
 from rlhf.run.rundir import require_done
 from rlhf.run.saving.saver import Saver
 from rlhf.run.stage import training_stage
 from rlhf.run.watchdog import beat
 
-AUDIT_PROMPTS = 64
-CLOCKS = ("seconds/sample", "seconds/score", "seconds/update")
-LONGER_PASSES = "--batch.micro-tokens, --batch.micro-batch-size"
 AUDITED_KL = "kl_audit/reverse_k1_per_token"
 CONTROL_PROMPTS = 16
 GUARD_PROMPTS = 10_000
@@ -210,10 +203,11 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
             dp_rank=training.dp_rank,
             dp_size=training.dp_size,
         )
+    with training.gathered_policy.gathered(unwrap(training.model).policy) as policy:
+        episodes = sample_episodes(environment, policy, prompts, settings.sampling.batch_size)
+    laps.end("sample")
+    scores = score_episodes(environment, episodes)
     with training.gathered_model.gathered(training.model) as model:
-        episodes = sample_episodes(environment, model, prompts, settings.sampling.batch_size)
-        laps.end("sample")
-        scores = score_episodes(environment, episodes)
         measured = measure_episodes(environment, model, episodes, settings)
         experience = build_experience(environment, episodes, scores, measured, settings)
         kls = read_parts(
@@ -315,79 +309,6 @@ def set_learning_rates(training: Training, step: int) -> dict[str, float]:
     for group, (name, peak) in zip(training.optimizer.param_groups, peaks.items(), strict=False):
         group["lr"] = rates[f"learning_rate/{name}"] = peak * remaining
     return rates
-
-
-def finish(training: Training, state: LoopState) -> None:
-    """Save the policy, audit it and write the report."""
-    accelerator, run = training.accelerator, training.run
-    is_sharded = training.environment.sharding.is_sharded
-    # whether all ranks call the policy, or the engine
-    together = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
-    policy = unwrap(float32_model(training.model, training.optimizer))
-    save_policy(accelerator, policy, training.tokenizer, run.policy)
-    with training.gathered_model.gathered(training.model) as model:
-        if together or accelerator.is_main_process:
-            samples = sample_for_audit(training, model)
-    if together or accelerator.is_main_process:
-        found = report(training, samples)
-    if accelerator.is_main_process:
-        cost = cost_of(run, training.settings.price_per_hour)
-        kept = {"critic_fit": state.critic_fit, "frozen_bytes": training.frozen_bytes, "cost": cost}
-        write_json(run.report_json, {**found, **kept})
-    accelerator.wait_for_everyone()
-
-
-def sample_for_audit(training: Training, model: PolicyAndCritic) -> AuditSamples:
-    """The trained policy's answers to held-out prompts (else training prompts)."""
-    accelerator, tokenizer, store = training.accelerator, training.tokenizer, training.store
-    groups = (store.by_prompt("test") or training.prompts)[:AUDIT_PROMPTS]
-    seed_all(training.settings.seed)
-    samples = sample_with(
-        training.environment.sampler,
-        accelerator,
-        model.policy,
-        tokenizer,
-        [group[0].prompt_ids for group in groups],
-        store.sampling,
-        training.settings.sampling.batch_size,
-    )
-    if training.environment.sharding.shards_weights:
-        samples = from_main(samples)  # every rank scores the same ones
-    return read_parts(
-        model,
-        lambda: measure_for_audit(
-            accelerator,
-            model.policy,
-            tokenizer,
-            store,
-            groups,
-            [sample.token_ids for sample in samples],
-            holds_reference=training.settings.holds_reference,
-        ),
-    )
-
-
-def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
-    """Audit both KLs and sum up the run; gathered weights are gone when a reference is loaded."""
-    settings = training.settings
-    kl = audit_policy(
-        training.accelerator,
-        samples,
-        training.tokenizer,
-        training.store,
-        training.environment.sharding,
-    )
-    history = read_metrics(training.run.metrics_file)
-    rate, engine = training.matmul_rate, settings.sampling.engine
-    return {
-        "steps": settings.steps,
-        "seed": settings.seed,
-        "amount": describe_amount(settings, training.store, history),
-        "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
-        "kl": kl,
-        "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),
-        "use": describe_use(history, rate, CLOCKS, LONGER_PASSES, all_counted=engine != "vllm"),
-    }
 
 
 def _step_seed(training: Training, step: int) -> int:

@@ -32,7 +32,7 @@ from policies.rewards import Reward, describe_rewards, load_reward, reads_tokens
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.modeling.readers import described_kwargs, tokenizer_of
-from rlhf.parallel.distributed import from_main, start
+from rlhf.parallel.distributed import from_main, global_sum, start
 from rlhf.parallel.sharding import Sharding
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.jsonl import write_json
@@ -156,16 +156,24 @@ def rewards_by_prompt(
     store: ReferenceStore,
     reward: Reward,
     tokenizer: PreTrainedTokenizerBase,
-    device: torch.device,
+    accelerator: Accelerator,
+    sharding: Sharding | None = None,
 ) -> dict[str, list[float]]:
-    """r(y0) of every reference output, by prompt id: as the store has them, else computed now."""
+    """r(y0) of every reference output, by prompt id: as the store has them, else computed now.
+
+    Each process scores a part, but for tensor parallelism, where all must score the same. Batches
+    are those of one process, and so are the rewards.
+    """
     stored_by = store.manifest["reward"]
     is_stored = stored_by is not None and stored_by["hash"] == reward.description["hash"]
     columns = [table.to_pydict() for table in store.rows.tables("prompt_id", "reward")]
     if is_stored:
         rewards = [one for part in columns for one in part["reward"]]
     else:
-        rewards = reward.of_rows(store.rows, tokenizer, device)
+        splits = not (sharding or Sharding()).is_tensor_parallel
+        share = (accelerator.process_index, accelerator.num_processes) if splits else (0, 1)
+        rewards = reward.of_rows(store.rows, tokenizer, accelerator.device, share=share)
+        rewards = global_sum(accelerator, torch.tensor(rewards)).tolist() if splits else rewards
     prompt_ids = [prompt_id for part in columns for prompt_id in part["prompt_id"]]
     grouped: dict[str, list[float]] = {}
     for prompt_id, one in zip(prompt_ids, rewards, strict=True):

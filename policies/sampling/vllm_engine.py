@@ -20,6 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.errors import InputError
 from rlhf.modeling.adapters import each_merged_weight
+from rlhf.parallel.distributed import extend_timeouts
 from rlhf.parallel.gathered_model import whole
 from rlhf.planning.planner import read_shape, tensor_parallel_shape, vllm_cache_bytes
 from rlhf.run.checkpoint import random_states, set_random_states
@@ -99,6 +100,7 @@ class VLLM:
                 disable_log_stats=True,
             )
             _engines.append(self)
+            extend_timeouts()
             self.llm.llm_engine.engine_core._finalizer.atexit = False
             trial = SamplingParams(max_tokens=1, detokenize=False)
             self.llm.generate({"prompt_token_ids": [0]}, trial, use_tqdm=False)

@@ -10,6 +10,7 @@ from rlhf.errors import ConfigError
 from rlhf.ranks import world_size
 
 Strategy = Literal["auto", "ddp", "fsdp", "zero1", "zero2", "zero3"]
+ReduceDtype = Literal["fp32", "bf16"]
 Tracker = Literal["none", "tensorboard", "mlflow", "wandb", "trackio"]
 
 
@@ -84,6 +85,10 @@ class TrainingParallelSettings(ParallelSettings):
     max_restarts: int = 0
     """Maximum number of automatic restarts from the last checkpoint, when a process dies or
     stalls."""
+    reduce_dtype: ReduceDtype = "fp32"
+    """Precision in which gradients are sent and added up over processes, with --sharding ddp or
+    fsdp. bf16: half the bytes, rounded to 8 significant bits; micro-batches still add up in
+    float32."""
     preflight: bool = False
     """Test every device and the network before anything is loaded: `rlhf doctor --canary`."""
 

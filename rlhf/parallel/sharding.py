@@ -28,25 +28,23 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import AutocastKwargs
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed import ProcessGroup
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from rlhf.errors import ConfigError, InputError
 from rlhf.parallel.distributed import extend_timeouts, global_max
-from rlhf.parallel.layers import ON_MAIN, find_layers, find_matrices, take_from_main
+from rlhf.parallel.fsdp import arrange, shard_all, shard_parts
 from rlhf.parallel.master_weights import MasterOptimizer
-from rlhf.parallel.settings import SHARDED, State, Strategy
+from rlhf.parallel.settings import SHARDED, ReduceDtype, State, Strategy
 from rlhf.parallel.tensor_parallel import average_replicated, prepare_tensor_parallel
 
 Value = TypeVar("Value")
@@ -64,6 +62,7 @@ class Sharding:
         reshard: layers are freed after the forward pass and gathered again for the backward pass.
         deepspeed: the user's own DeepSpeed configuration.
         tensor_parallel: processes over which every matrix is split: all processes, or 1.
+        reduce_dtype: precision in which ddp and fsdp add up gradients over processes.
     """
 
     strategy: Strategy = "auto"
@@ -72,6 +71,7 @@ class Sharding:
     reshard: bool = True
     deepspeed: dict[str, Any] = field(default_factory=dict)
     tensor_parallel: int = 1
+    reduce_dtype: ReduceDtype = "fp32"
 
     @property
     def zero_stage(self) -> int:
@@ -136,11 +136,15 @@ def prepare(
     """
     if not sharding.is_sharded:
         if keep_in_fp32 is None:
-            replicated: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
-            return replicated
-        optimizer = MasterOptimizer(optimizer, model.to(accelerator.device), keep_in_fp32)
-        accelerator._optimizers.append(optimizer)  # where rlhf.run.checkpoint finds it
-        return accelerator.prepare(model), optimizer
+            model, optimizer = accelerator.prepare(model, optimizer)
+        else:
+            optimizer = MasterOptimizer(optimizer, model.to(accelerator.device), keep_in_fp32)
+            accelerator._optimizers.append(optimizer)  # where rlhf.run.checkpoint finds it
+            model = accelerator.prepare(model)
+        if sharding.reduce_dtype == "bf16":
+            assert isinstance(model, DistributedDataParallel)
+            model.register_comm_hook(None, _add_up_in_bf16)
+        return model, optimizer
     if keep_in_fp32 is not None and sharding.strategy != "fsdp":
         raise ConfigError(
             f"--precision bf16-weights does not go with --sharding {sharding.strategy}",
@@ -151,7 +155,7 @@ def prepare(
         model.to(accelerator.device)
         prepare_tensor_parallel(model, optimizer)
     elif sharding.strategy == "fsdp":  # moves a layer to the device at a time
-        mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
+        mesh = _mesh_of(model) or _arrange(accelerator, sharding)
         bf16 = accelerator.mixed_precision == "bf16"
         shard(model, optimizer, sharding, mesh, bf16=bf16, keep_in_fp32=keep_in_fp32)
     else:
@@ -160,6 +164,35 @@ def prepare(
     accelerator._models.append(model)  # where rlhf.run.checkpoint finds them
     accelerator._optimizers.append(optimizer)
     return model, optimizer
+
+
+def shard_first(
+    accelerator: Accelerator, model: nn.Module, sharding: Sharding, *, rounded: bool
+) -> None:
+    """Under FSDP, shard a model before others are loaded, so that it is whole no longer.
+
+    `prepare` of a module that contains it shards what is neither in a layer nor a matrix. With
+    `rounded` all weights work in bf16.
+    """
+    if sharding.strategy != "fsdp":
+        return
+    bf16, mesh = accelerator.mixed_precision == "bf16", _arrange(accelerator, sharding)
+    shard_parts(model, sharding, mesh, bf16=bf16, keep_in_fp32=[] if rounded else None)
+
+
+def _arrange(accelerator: Accelerator, sharding: Sharding) -> DeviceMesh:
+    return arrange(accelerator.device, accelerator.num_processes, sharding.group)
+
+
+def _mesh_of(model: nn.Module) -> DeviceMesh | None:
+    """The mesh over which a part of the model is sharded already."""
+    sharded = (one for one in model.parameters() if isinstance(one, DTensor))
+    return next((one.device_mesh for one in sharded), None)
+
+
+def _add_up_in_bf16(group: ProcessGroup | None, bucket: GradBucket) -> Future[Tensor]:
+    """PyTorch's hook, under a name that it does not refuse: gloo adds up bf16, too."""
+    return bf16_compress_hook(group, bucket)  # type: ignore[arg-type]
 
 
 def _initialize_deepspeed(
@@ -193,19 +226,6 @@ def autocast_forward(accelerator: Accelerator, model: nn.Module) -> None:
     model.forward = forward
 
 
-def arrange(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
-    """The mesh of processes: one row, or rows of `group`. A row shards, columns hold copies.
-
-    Neighboring ranks, which are on one machine, are in one row.
-    """
-    if not group:
-        return init_device_mesh(device.type, (processes,))
-    sizes = (processes // group, group)
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("copies", "parts"))
-    extend_timeouts()
-    return mesh
-
-
 def shard(
     model: nn.Module,
     optimizer: Optimizer,
@@ -222,7 +242,7 @@ def shard(
     With `keep_in_fp32` everything but these modules is.
     """
     places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
-    _shard_layers(model, sharding, mesh, bf16=bf16, keep_in_fp32=keep_in_fp32)
+    shard_all(model, sharding, mesh, bf16=bf16, keep_in_fp32=keep_in_fp32)
     sharded = dict(model.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
         group["params"] = [sharded[places[parameter]] for parameter in group["params"]]
@@ -239,52 +259,10 @@ def shard_frozen(
     if not sharding.shards_weights:
         model.to(accelerator.device)
         return
-    mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
+    mesh = _arrange(accelerator, sharding)
     model.requires_grad_(False)  # autocast would keep copies of weights that want gradients
     bf16 = accelerator.mixed_precision == "bf16" and not exact
-    _shard_layers(model, sharding, mesh, bf16=bf16, free_rest=True)
-
-
-def _shard_layers(
-    model: nn.Module,
-    sharding: Sharding,
-    mesh: DeviceMesh,
-    *,
-    bf16: bool,
-    free_rest: bool | None = None,
-    keep_in_fp32: Sequence[nn.Module] | None = None,
-) -> None:
-    """Shard every layer, embeddings and output matrix, then the rest.
-
-    Each is whole only while it is sharded: where only the main process has read the weights, it
-    sends them one layer at a time. The rest stays gathered between forward and backward pass,
-    unless `free_rest` is true. It includes embeddings that are the output matrix, too: both ends of
-    the model read them. With bf16 layers are gathered in bf16; with `keep_in_fp32` so is all else
-    but these modules.
-    """
-    pinned = mesh.device_type != "cpu"
-    policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
-    rounding = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-    lacks_weights = any(hasattr(part, ON_MAIN) for part in model.modules())
-
-    def shard_part(part: nn.Module, **how: Any) -> None:
-        whole = [one for one in part.parameters() if not isinstance(one, DTensor)]
-        for parameter in whole if lacks_weights else ():
-            take_from_main(parameter, mesh.device_type)
-        fully_shard(part, mesh=mesh, offload_policy=policy, **how)
-        for parameter in whole:  # to which the optimizer still refers
-            parameter.data = parameter.new_empty(0)
-
-    plain = MixedPrecisionPolicy()
-    outside = plain if keep_in_fp32 is None else rounding
-    for part in keep_in_fp32 or ():
-        shard_part(part)
-    for matrix in find_matrices(model):
-        shard_part(matrix, mp_policy=outside)
-    for layer in find_layers(model):
-        again = sharding.reshard or bool(free_rest)
-        shard_part(layer, reshard_after_forward=again, mp_policy=rounding if bf16 else plain)
-    shard_part(model, reshard_after_forward=free_rest, mp_policy=outside)
+    shard_all(model, sharding, mesh, bf16=bf16, free_rest=True)
 
 
 def unwrap(model: nn.Module) -> Any:

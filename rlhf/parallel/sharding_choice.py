@@ -1,6 +1,7 @@
 """Choose the sharding from the flags, or from the configuration of `accelerate launch`."""
 
 import os
+from dataclasses import replace
 
 import torch
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
@@ -9,7 +10,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 
 from rlhf.errors import ConfigError
 from rlhf.parallel.distributed import COLLECTIVE_TIMEOUT
-from rlhf.parallel.settings import GroupSettings, Strategy
+from rlhf.parallel.settings import GroupSettings, Strategy, TrainingParallelSettings
 from rlhf.parallel.sharding import Sharding
 from rlhf.ranks import world_size
 
@@ -25,10 +26,14 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
 
     Raises:
         ConfigError: there is only one process, nothing to offload, the number of processes does
-            not fit the groups or tensor parallelism, or DeepSpeed cannot write checkpoints in the
-            background.
+            not fit the groups or tensor parallelism, DeepSpeed cannot write checkpoints in the
+            background, or no gradients are added up in the precision that is asked for.
     """
     sharding = _choose(settings)
+    parallel = settings.parallel
+    if isinstance(parallel, TrainingParallelSettings) and parallel.reduce_dtype != "fp32":
+        _require_added_up(sharding, settings)
+        sharding = replace(sharding, reduce_dtype=parallel.reduce_dtype)
     checkpoint = getattr(settings, "checkpoint", None)
     if sharding.zero_stage and checkpoint and checkpoint.asynchronous:
         raise ConfigError(
@@ -66,6 +71,27 @@ def _choose(settings: GroupSettings) -> Sharding:
     if strategy == "fsdp" and offload:
         _init_gpu_and_cpu_group()
     return sharding
+
+
+def _require_added_up(sharding: Sharding, settings: GroupSettings) -> None:
+    """Refuse --parallel.reduce-dtype bf16 where nothing heeds it."""
+    flag = "--parallel.reduce-dtype bf16"
+    if world_size() == 1:
+        raise ConfigError(
+            f"{flag} has no effect in one process, which adds up nothing with others",
+            "Add --processes N, or leave it out.",
+        )
+    if sharding.zero_stage or sharding.is_tensor_parallel:
+        other = f"--sharding {sharding.strategy}"
+        if sharding.is_tensor_parallel:
+            other = f"--parallel.tensor-parallel {sharding.tensor_parallel}"
+        raise ConfigError(f"{flag} does not go with {other}", "Use --sharding ddp or fsdp.")
+    if sharding.strategy != "fsdp" and getattr(settings, "precision", None) == "bf16-weights":
+        raise ConfigError(
+            f"{flag} has no effect with --precision bf16-weights and --sharding "
+            f"{sharding.strategy}: the gradients are bf16",
+            "Leave it out, or use --sharding fsdp.",
+        )
 
 
 def _require_all(parts: int, *, configured: bool) -> None:

@@ -16,11 +16,14 @@ For M forward and backward passes, W = 4·P the weights, of which B sit in layer
     FSDP bf16-weights           matrices and the rest are half as wide, too; gradients are float32
     LoRA              2·4·A     as DDP, of A parameters of adapters
 
+With `--parallel.reduce-dtype bf16` gradients are half as wide under DDP, FSDP and LoRA.
+
 Under tensor parallelism processes send what they add up: `tensor_parallel_traffic`.
 """
 
 from dataclasses import dataclass
 
+from rlhf.parallel.settings import ReduceDtype
 from rlhf.planning.planner import BF16, FP32, Shape
 from rlhf.planning.strategies import (
     BF16_WEIGHTS,
@@ -30,7 +33,6 @@ from rlhf.planning.strategies import (
     is_fsdp,
     parts_of,
     sizes_of,
-    stays_sharded,
 )
 
 
@@ -55,27 +57,30 @@ def communication_bytes(
     group: int | None = None,
     *,
     bf16: bool = True,
+    reduce_dtype: ReduceDtype = "fp32",
 ) -> float:
     """Bytes that each of `gpus` devices sends in one optimizer step, by the table above.
 
     FSDP shards one copy over `group` devices, by default all, and gathers layers in bf16 if `bf16`.
+    `reduce_dtype` is that of gradients under DDP, FSDP and LoRA.
     """
     trained = sizes.trained
+    width = {"fp32": 1.0, "bf16": 0.5}[reduce_dtype]  # of gradients, in float32 numbers
     layers = (trained - sizes.outside) * (1.0 if bf16 else 2.0)
     ends = sizes.outside + sizes.matrices
     counted = {
-        "DDP": 2 * trained,
+        "DDP": 2 * width * trained,
         "DDP bf16-weights": trained,
         "ZeRO-1": 3 * trained,
         "ZeRO-2": (2 * passes + 1) * trained,
         "ZeRO-3": 3 * passes * trained,
-        "FSDP": passes * (ends + layers + trained),
-        "FSDP bf16-weights": passes * (ends / 2 + layers + trained),
-        "LoRA": 2 * sizes.adapters,
+        "FSDP": passes * (ends + layers + width * trained),
+        "FSDP bf16-weights": passes * (ends / 2 + layers + width * trained),
+        "LoRA": 2 * width * sizes.adapters,
     }
     if is_fsdp(strategy) and group:
         copies = gpus // group
-        between = passes * 2 * trained / group * (copies - 1) / copies
+        between = passes * 2 * width * trained / group * (copies - 1) / copies
         return FP32 * (counted[strategy] * (group - 1) / group + between)
     return FP32 * counted[strategy] * (gpus - 1) / gpus
 
@@ -89,18 +94,22 @@ def reading_traffic(strategy: str, sizes: Sizes) -> float:
 def step_bytes(
     stage: str, strategy: str, shape: Shape, load: Load, passes: int, gpus: int
 ) -> float:
-    """Bytes that each device sends in a step of a stage; to sample, PPO gathers weights once.
+    """Bytes that each device sends in a step of a stage.
 
-    For vLLM it gathers the policy's, in bf16, and later both models' in as many forward passes.
+    To sample, PPO gathers the policy once, for vLLM in bf16. To measure a rollout, FSDP gathers
+    both models in as many forward passes as the update has, ZeRO 3 both at once.
     """
     sizes = sizes_of(stage, shape, load)
     moved = communication_bytes(strategy, sizes, passes, gpus, load.group)
     if stage != "ppo" or strategy not in WHOLE_WHILE_SAMPLING:
         return moved
     parts = parts_of(strategy, load, gpus)
-    gathered = (BF16 if strategy in BF16_WEIGHTS else FP32) * sizes.trained
-    if stays_sharded(strategy, load):
-        gathered = BF16 * shape.parameters + passes * reading_traffic(strategy, sizes)
+    rounded = strategy in BF16_WEIGHTS or (is_fsdp(strategy) and load.vllm)
+    gathered = float((BF16 if rounded else FP32) * shape.parameters)
+    if is_fsdp(strategy):
+        gathered += passes * reading_traffic(strategy, sizes)
+    else:
+        gathered += FP32 * sizes.trained
     return moved + gathered * (parts - 1) / parts
 
 

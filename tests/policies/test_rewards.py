@@ -37,7 +37,7 @@ def test_stored_rewards_of_an_ensemble_are_those_of_its_mean_only(
 
     def of_store(name: Path, combination: Combination) -> list[float]:
         reward = load_reward([str(name)], accelerator, combination=combination)
-        found = rewards_by_prompt(store, reward, tokenizer, accelerator.device)
+        found = rewards_by_prompt(store, reward, tokenizer, accelerator)
         return [value for values in found.values() for value in values]
 
     members = [of_store(one, "sum") for one in (training.reward, ensemble / "member-1")]

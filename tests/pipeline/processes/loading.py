@@ -1,7 +1,7 @@
 """A program for two processes: models that only the main one reads, against models that each reads.
 
-python -m tests.pipeline.processes.loading TINY REWARD LARGE BROKEN OUT : each process writes what
-it found as OUT.RANK.
+python -m tests.pipeline.processes.loading TINY REWARD LARGE ROUNDED BROKEN OUT : each process
+writes what it found as OUT.RANK.
 """
 
 import gc
@@ -10,20 +10,26 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from policies.ppo.models.actor_critic import PolicyAndCritic
+from policies.ppo.setup import build_models
 from rlhf.errors import InputError
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.models import load_causal_lm, load_reward_model, new_reward_model
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Held, Sharding, prepare, shard_frozen
 from rlhf.ranks import exit_process, rank
+from tests.pipeline.loop import SIGNAL as VOWELS
+from tests.settings import ppo_settings
 
 TEXT = [[5, 6, 7, 8]]
+SIGNAL = f"signal:{VOWELS}"
 LoadModel = Callable[[Held], PreTrainedModel]
 
 
@@ -77,17 +83,25 @@ def memory(field: str) -> int:
     return 1024 * int(re.search(rf"{field}:\s+(\d+)", status)[1])  # type: ignore[index]
 
 
-def peak_growth(accelerator: Accelerator, folder: str) -> int:
+def peak_growth(accelerator: Accelerator, load: Callable[[Sharding], torch.nn.Module]) -> int:
     """Bytes by which this process's memory grows at most until a training can begin."""
     accelerator.free_memory()
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
     before = memory("VmRSS")
     sharding = Sharding("fsdp")
-    model = load_causal_lm(folder, held=sharding.held(trained=True))
+    model = load(sharding)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     prepare(accelerator, model, optimizer, sharding)
     return memory("VmHWM") - before
+
+
+def policy_and_critic(accelerator: Accelerator, folder: str, sharding: Sharding) -> PolicyAndCritic:
+    """What PPO trains: two models of this folder."""
+    settings = ppo_settings(model=folder, reward=(SIGNAL,), reference=Path(), out=Path())
+    tokenizer: Any = SimpleNamespace(pad_token_id=0)
+    model, _ = build_models(settings, tokenizer, None, accelerator, sharding)
+    return model
 
 
 def refusal(folder: str) -> str:
@@ -98,7 +112,7 @@ def refusal(folder: str) -> str:
     return ""
 
 
-def main(tiny: str, reward: str, large: str, broken: str, out: str) -> None:
+def main(tiny: str, reward: str, large: str, rounded: str, broken: str, out: str) -> None:
     accelerator = start("fp32", 0)
     fsdp = Sharding("fsdp")
     cases: dict[str, tuple[LoadModel, Any, Sharding]] = {
@@ -123,7 +137,13 @@ def main(tiny: str, reward: str, large: str, broken: str, out: str) -> None:
     found = {
         "refusal": refusal(broken),
         "same": {name: is_same(accelerator, *case) for name, case in cases.items()},
-        "peak": peak_growth(accelerator, large),  # what is imported on first use is there
+        # what is imported on first use is there
+        "peak": peak_growth(
+            accelerator, lambda how: load_causal_lm(large, held=how.held(trained=True))
+        ),
+        "peak of both": peak_growth(
+            accelerator, lambda how: policy_and_critic(accelerator, rounded, how)
+        ),
     }
     Path(f"{out}.{rank()}").write_text(json.dumps(found), encoding="utf-8")
     exit_process(0)

@@ -2,7 +2,8 @@
 
 python -m tests.pipeline.processes.spread MODEL OUT STRATEGY… : the main process writes OUT as JSON.
 A first word of bf16 or bf16-weights is the precision, else float32. fsdp:2 is FSDP in groups of
-two. STRATEGY@CHECKPOINTS only takes the last step of another program's checkpoints.
+two; fsdp+bf16 adds up gradients in bf16. STRATEGY@CHECKPOINTS only takes the last step of another
+program's checkpoints.
 """
 
 import json
@@ -39,7 +40,7 @@ from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.master_weights import float32_model
-from rlhf.parallel.settings import GroupSettings, ParallelSettings
+from rlhf.parallel.settings import ClusterSettings, TrainingParallelSettings
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.schema import Message, Prompt, Sampling
@@ -122,12 +123,12 @@ class Collectives(TorchDispatchMode):
 
 
 def read_sharding(words: Any) -> Sharding:
-    strategy, _, group = words.partition(":")
-    return choose_sharding(
-        GroupSettings(
-            sharding=strategy, parallel=ParallelSettings(shard_group=int(group) if group else None)
-        )
+    rest, _, reduce_dtype = words.partition("+")
+    strategy, _, group = rest.partition(":")
+    parallel = TrainingParallelSettings(
+        shard_group=int(group) if group else None, reduce_dtype=reduce_dtype or "fp32"
     )
+    return choose_sharding(ClusterSettings(sharding=strategy, parallel=parallel))
 
 
 class PPO:

@@ -44,7 +44,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         large = LlamaForCausalLM(config)
     # as large on disk, and the two matrices that the config ties differ there
     large.to_empty(device="cpu").save_pretrained(folder / "large")
-    names = (tiny, folder / "reward", folder / "large", broken, folder / "found")
+    large.to(torch.bfloat16).save_pretrained(folder / "rounded")
+    names = (tiny, *(folder / one for one in ("reward", "large", "rounded")), broken)
+    names = (*names, folder / "found")
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     done = subprocess.run(
         [sys.executable, *command, "tests.pipeline.processes.loading", *map(str, names)],
@@ -69,6 +71,17 @@ def test_other_processes_never_hold_more_than_their_part_and_a_layer(found) -> N
     whole = LAYERS * LAYER_BYTES
     assert whole / 2 < found[1]["peak"] < whole / 2 + LAYER_BYTES + 8 * MEGABYTE
     assert found[0]["peak"] > whole
+
+
+def test_the_main_process_never_holds_policy_and_critic_whole(found) -> None:
+    """When it reads the critic, which is as large, it has half of the policy: its own part.
+
+    The file that it reads is in bf16: half as large as the weights.
+    """
+    whole = LAYERS * LAYER_BYTES
+    most = (0.5 + 1 + 0.5) * whole
+    assert 0.9 * most < found[0]["peak of both"] < most + 2 * LAYER_BYTES + 8 * MEGABYTE
+    assert whole < found[1]["peak of both"] < whole + LAYER_BYTES + 8 * MEGABYTE
 
 
 def test_all_processes_refuse_weights_that_the_main_one_cannot_read(found) -> None:

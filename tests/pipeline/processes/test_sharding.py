@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
+from rlhf.parallel.settings import ReduceDtype
 from rlhf.planning.planner import read_shape
 from rlhf.planning.strategies import Load, sizes_of
 from rlhf.planning.traffic import communication_bytes
@@ -116,6 +117,32 @@ def test_bf16_weights_train_as_autocast_does(folder: Path, tiny_model: Path) -> 
     assert sent == pytest.approx(2 * rounded + 4 * shape.hidden, abs=200)  # and a few counts
 
 
+def bytes_of(traffic: dict[str, int], kind: str) -> int:
+    return sum(size for name, size in traffic.items() if kind in name)
+
+
+def test_gradients_added_up_in_bf16_are_half_as_wide(folder: Path, tiny_model: Path, two) -> None:
+    found = spread(2, str(tiny_model), str(folder / "reduced.json"), "ddp+bf16", "fsdp+bf16")
+    sent = {name: one["ppo"]["traffic"] for name, one in {**two, **found}.items() if "ppo" in one}
+    for exact in ("ddp", "fsdp"):
+        mine, theirs = found[f"{exact}+bf16"], two[exact]
+        for part in ("ppo", "reward"):
+            for row, other in zip(mine[part]["rows"], theirs[part]["rows"], strict=True):
+                assert row == pytest.approx(other, rel=0.01, abs=1e-3)
+            assert mine[part]["rows"] != theirs[part]["rows"]
+        assert mine["ppo"]["norms"] == pytest.approx(theirs["ppo"]["norms"], rel=1e-4)
+    shape = read_shape(str(tiny_model))
+    trained = shape.parameters + shape.trunk + shape.hidden
+    saved = sent["ddp"]["allreduce_.default"] - sent["ddp+bf16"]["allreduce_.default"]
+    assert saved == 2 * trained
+    whole, half = (bytes_of(sent[name], "reduce_scatter") for name in ("fsdp", "fsdp+bf16"))
+    assert whole == 2 * half == pytest.approx(2 * 4 * trained, rel=0.01)  # both passes, padded
+    for kind in ("allgather", "all_gather"):
+        assert bytes_of(sent["fsdp"], kind) == bytes_of(sent["fsdp+bf16"], kind)
+    for name, strategy in (("DDP", "ddp+bf16"), ("FSDP", "fsdp+bf16")):
+        require_planned_traffic(name, sent[strategy], tiny_model, reduce_dtype="bf16")
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
 def test_a_divided_reward_model_says_the_same(one, two, strategy: str) -> None:
     assert len(two[strategy]["scores"]) == 4
@@ -139,14 +166,19 @@ def test_sampling_gathers_once_however_many_tokens_it_samples(two) -> None:
 
 
 def require_planned_traffic(
-    name: str, measured: dict[str, int], tiny_model: Path, *, bf16: bool = False
+    name: str,
+    measured: dict[str, int],
+    tiny_model: Path,
+    *,
+    bf16: bool = False,
+    reduce_dtype: ReduceDtype = "fp32",
 ) -> None:
     # of two processes each sends half of what is gathered or scattered; a sum is one of each
     sent = sum(size * (1.0 if "allreduce" in kind else 0.5) for kind, size in measured.items())
     shape = read_shape(str(tiny_model))
     sizes = sizes_of("ppo", shape, Load(length=1, batch=1, checkpointing=False, lora_rank=0))
     # two passes: two rows of each process, one at a time
-    planned = communication_bytes(name, sizes, 2, 2, bf16=bf16)
+    planned = communication_bytes(name, sizes, 2, 2, bf16=bf16, reduce_dtype=reduce_dtype)
     assert planned == pytest.approx(sent, rel=0.05)
 
 

@@ -122,7 +122,7 @@ def collect(
     settings: PPOSettings,
 ) -> tuple[Episodes, Scores, Measured, Experience]:
     """A rollout and what is learned from it, as a step of the loop gets them."""
-    episodes = sample_episodes(environment, model, prompts, settings.sampling.batch_size)
+    episodes = sample_episodes(environment, model.policy, prompts, settings.sampling.batch_size)
     scores = score_episodes(environment, episodes)
     measured = measure_episodes(environment, model, episodes, settings)
     experience = build_experience(environment, episodes, scores, measured, settings)

@@ -17,6 +17,7 @@ from rlhf.errors import ConfigError
 from rlhf.planning.planner import read_shape
 from tests.pipeline.test_resume import kill_when
 from tests.policies.training import TrainingInputs, metrics_of
+from tests.servers.commands import run_process
 from tests.settings import changed
 
 
@@ -50,6 +51,28 @@ def test_a_run_is_near_that_of_autocast(training: TrainingInputs, tmp_path: Path
     assert len(moved) == len(saved)
     some = saved["model.layers.0.mlp.up_proj.weight"]
     assert not some.equal(some.bfloat16().float())  # the masters, not what they are rounded to
+
+
+def test_two_processes_that_shard_them_take_the_steps_of_two_that_do_not(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    rows = {}
+    for sharding in ("ddp", "fsdp"):
+        out = tmp_path / sharding
+        words = arguments(training, out, "--sharding", sharding, precision="bf16-weights")
+        done = run_process(*words, processes=2)
+        assert done.returncode == 0, done.stderr[-4000:]
+        rows[sharding] = metrics_of(out)
+    for mine, theirs in zip(rows["fsdp"], rows["ddp"], strict=True):
+        for name in ("loss/value", "kl/forward_k3_per_token", "reward/mean", "grad_norm/policy"):
+            assert mine[name] == pytest.approx(theirs[name], rel=0.1, abs=0.01)
+        assert mine["sampler_gap"] < 0.02
+    saved, other = (load_file(tmp_path / one / "policy" / "model.safetensors") for one in rows)
+    assert {value.dtype for value in saved.values()} == {torch.float32}
+    before = load_file(training.model / "model.safetensors")
+    for name, value in saved.items():
+        assert not value.equal(before[name])
+        torch.testing.assert_close(value, other[name], rtol=0, atol=0.01)  # 4 steps of 1e-3
 
 
 def test_killed_and_resumed_gives_the_same_policy(training: TrainingInputs, tmp_path: Path) -> None:

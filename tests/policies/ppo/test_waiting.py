@@ -1,5 +1,6 @@
 """A GPU works ahead: no micro-batch of a step waits for it."""
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import groupby
 from pathlib import Path
@@ -7,16 +8,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
 
 from policies.ppo.kl import measure_reference
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.rollout import Episodes, Experience, _measure
 from policies.ppo.update import Learner, Minibatch, StepData, compute_gradients, reference_batch
+from policies.sampling.generate import sample_responses
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.log_probs import Sequences, response_log_probs
+from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
-from rlhf.parallel.sharding import Sharding
+from rlhf.parallel.sharding import Sharding, prepare
+from rlhf.records.schema import Sampling
 from tests.policies.ppo.test_update import (
     PROMPTS,
     RESPONSES,
@@ -25,7 +35,7 @@ from tests.policies.ppo.test_update import (
     build_model,
     build_rows,
 )
-from tests.rlhf.fake_device import DEVICE, numbers, on_device, use_device, waiting
+from tests.rlhf.fake_device import DEVICE, READS, numbers, on_device, use_device, waiting
 from tests.settings import changed
 
 ALL = Minibatch(torch.arange(4), torch.arange(3), torch.arange(2))
@@ -107,6 +117,73 @@ def test_measuring_a_rollout_never_waits(tiny_model: Path, monkeypatch: pytest.M
     assert waits == []
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(numbers(mine), other, rtol=1e-5, atol=1e-6)
+
+
+def sampled(
+    folder: Path, policy: PreTrainedModel, tokens: int, accelerator: Accelerator
+) -> list[list[int]]:
+    tokenizer = load_tokenizer(str(folder))
+    sampling = Sampling(max_new_tokens=tokens)
+    torch.manual_seed(0)
+    found = sample_responses(accelerator, policy, tokenizer, PROMPTS, sampling, len(PROMPTS))
+    return [one.token_ids for one in found]
+
+
+def test_sampling_waits_once_for_each_token(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = build_packing_model(tiny_model).policy
+    expected = sampled(tiny_model, policy, 8, start("fp32", 0))
+    assert max(map(len, expected)) == 8
+    accelerator, counts = use_device(monkeypatch), []
+    on_device(policy)
+    for tokens in (4, 8):
+        with waiting() as waits:
+            found = sampled(tiny_model, policy, tokens, accelerator)
+        counts.append(len(waits))
+        assert [one[:tokens] for one in expected] == found
+    # transformers asks after each token whether all responses have ended
+    assert counts[1] - counts[0] == 4
+
+
+class Reads(TorchDispatchMode):
+    """Counts the operations that a GPU would be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.overloadpacket in READS
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A group of one process."""
+    AcceleratorState._reset_state(True)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    AcceleratorState._reset_state(True)
+
+
+@pytest.mark.usefixtures("group")
+def test_autocast_and_fsdp_read_no_more_numbers(tiny_model: Path) -> None:
+    counts = {}
+    for precision, strategy in (("fp32", "ddp"), ("bf16", "ddp"), ("fp32", "fsdp")):
+        AcceleratorState._reset_state()
+        accelerator, model = start(precision, 0), build_packing_model(tiny_model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        if strategy == "fsdp":
+            model, optimizer = prepare(accelerator, model, optimizer, Sharding("fsdp"))
+            assert all(isinstance(one, DTensor) for one in model.parameters())
+        settings = changed(SETTINGS, micro_batch_size=1)
+        learner = Learner(accelerator, model, optimizer, settings, 1.0)
+        with Reads() as reads:
+            compute_gradients(learner, step_data(torch.device("cpu")), ALL)
+        counts[precision, strategy] = reads.count
+    assert len(set(counts.values())) == 1, counts
 
 
 def test_the_device_notices_what_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_each_phase_counts_what_the_profiler_counts(
         return result
 
     with training.gathered_model.gathered(training.model) as model:
-        episodes = counted("sample", lambda: sample_episodes(environment, model, prompts, 8))
+        episodes = counted("sample", lambda: sample_episodes(environment, model.policy, prompts, 8))
         scores = counted("score", lambda: score_episodes(environment, episodes))
         measured = counted(
             "measure", lambda: measure_episodes(environment, model, episodes, settings)

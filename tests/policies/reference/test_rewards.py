@@ -1,5 +1,6 @@
 """Rewards for reference outputs: in place, whole or not at all, and never another's by mistake."""
 
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from rlhf.cli import main
 from rlhf.run.rundir import RunDir
 from tests.pipeline.signals import count_vowels
 from tests.policies.training import TrainingInputs
-from tests.servers.commands import REPOSITORY, run_process
+from tests.servers.commands import REPOSITORY, run_group, run_process
 
 VOWELS = "signal:tests.pipeline.signals:count_vowels"
 LETTERS = "signal:tests.pipeline.signals:count_letters"
@@ -173,3 +174,62 @@ def test_a_reward_model_of_another_tokenizer_is_refused(
     assert add(out, str(other)) == 2
     assert "different tokenizers" in capsys.readouterr().err
     assert set(rewards_in(out)) == {None}
+
+
+SPLIT = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+from policies.reference.rewards import rewards_by_prompt
+from policies.reference.store import open_store
+from policies.rewards import load_reward
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.parallel.distributed import start
+from rlhf.parallel.sharding import Sharding
+from rlhf.ranks import exit_process, rank
+
+reference, model, *names = sys.argv[1:-1]
+accelerator, found = start("fp32", 0), {}
+store, tokenizer = open_store(Path(reference, "outputs")), load_tokenizer(model)
+for name in names:
+    for kind in ("ddp", "fsdp") if accelerator.num_processes > 1 else ("ddp",):
+        reward = load_reward([name], accelerator, sharding=Sharding(kind))
+        [source], sizes = reward.sources, []
+
+        def counting(prompts, *rest):
+            sizes.append(len(prompts))
+            return source(prompts, *rest)
+
+        rewards = rewards_by_prompt(store, replace(reward, sources=(counting,)), tokenizer,
+                                    accelerator, Sharding(kind))
+        found[f"{name} {kind}"] = rewards, sizes
+Path(sys.argv[-1] + str(rank())).write_text(json.dumps(found))
+exit_process(0)
+"""
+
+
+def test_processes_share_the_scoring_of_a_store_without_rewards(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    prompts, out = training.reference.parent / "prompts.jsonl", tmp_path / "reference"
+    command = ["reference", "--prompts", str(prompts), "--model", str(training.model)]
+    short = ["--max-new-tokens", "4", "--precision", "fp32", "--samples", "6"]
+    assert main([*command, *short, "--out", str(out)]) == 0
+    program, names = tmp_path / "program.py", (VOWELS, str(training.reward))
+    program.write_text(SPLIT, encoding="utf-8")
+    for processes in (1, 2):
+        words = (out, training.model, *names, tmp_path / f"{processes}.")
+        done = run_group(processes, program, *words)
+        assert done.returncode == 0, done.stderr[-4000:]
+    alone, main_one, other = (
+        json.loads((tmp_path / name).read_text()) for name in ("1.0", "2.0", "2.1")
+    )
+    for name in names:
+        expected, sizes = alone[f"{name} ddp"]
+        assert sizes == [32, 32, 8]  # 72 outputs
+        for rank, scored in ((main_one, [32, 8]), (other, [32])):
+            assert rank[f"{name} ddp"] == [expected, scored]  # bit for bit
+            sharded, scored_in_step = rank[f"{name} fsdp"]
+            assert scored_in_step == (scored if rank is main_one else scored * 2)
+            for prompt, values in expected.items():
+                assert sharded[prompt] == pytest.approx(values, rel=1e-5, abs=1e-6)

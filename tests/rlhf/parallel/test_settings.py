@@ -65,6 +65,7 @@ def test_old_flags_and_files_mean_what_they_meant(
         "stall_timeout": 60.0,
         "max_restarts": 3,
         "preflight": True,
+        "reduce_dtype": "fp32",
     }
     assert by_flags["checkpoint"]["every_minutes"] == 30
     same = ("processes", "sharding", "track", "profile", "notify")

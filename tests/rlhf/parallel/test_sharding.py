@@ -1,4 +1,6 @@
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rlhf.errors import ConfigError, InputError
 from rlhf.parallel.gathered_model import GatheredModel
-from rlhf.parallel.settings import GroupSettings
+from rlhf.parallel.settings import ClusterSettings, GroupSettings
 from rlhf.parallel.sharding import Sharding, assign, clear_gradients, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
-from tests.settings import changed
+from tests.settings import changed, reward_settings
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,56 @@ def test_tensor_parallelism_takes_all_processes(monkeypatch: pytest.MonkeyPatch)
 def test_nothing_to_offload() -> None:
     with pytest.raises(ConfigError, match=r"--parallel\.offload has no effect with --sharding ddp"):
         choose(sharding="ddp", offload=True)
+
+
+def reducing(**flags: Any) -> Sharding:
+    settings = changed(ClusterSettings(), **flags)
+    parallel = replace(settings.parallel, reduce_dtype="bf16")
+    return choose_sharding(replace(settings, parallel=parallel))
+
+
+def test_gradients_are_added_up_in_bf16_where_there_are_several(monkeypatch) -> None:
+    with pytest.raises(ConfigError) as caught:
+        reducing(sharding="ddp")
+    assert str(caught.value) == (
+        "--parallel.reduce-dtype bf16 has no effect in one process, which adds up nothing with "
+        "others\n  Add --processes N, or leave it out."
+    )
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert choose(sharding="fsdp").reduce_dtype == "fp32"
+    for sharding in ("auto", "ddp", "fsdp"):
+        assert reducing(sharding=sharding) == Sharding(sharding, reduce_dtype="bf16")
+    for flags, other in (
+        ({"sharding": "zero2"}, "--sharding zero2"),
+        ({"tensor_parallel": 2}, "--parallel.tensor-parallel 2"),
+    ):
+        with pytest.raises(ConfigError, match=f"reduce-dtype bf16 does not go with {other}"):
+            reducing(**flags)
+
+
+@pytest.mark.parametrize("sharding", ["auto", "ddp", "fsdp"])
+def test_only_fsdp_has_other_gradients_than_bf16_beside_bf16_weights(
+    monkeypatch: pytest.MonkeyPatch, sharding: str
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    settings = reward_settings(
+        rankings="r", model="m", out="o", precision="bf16-weights", sharding=sharding
+    )
+    parallel = replace(settings.parallel, reduce_dtype="bf16")
+    with (
+        nullcontext()
+        if sharding == "fsdp"
+        else pytest.raises(
+            ConfigError, match="no effect with --precision bf16-weights and --sharding"
+        )
+    ):
+        assert choose_sharding(replace(settings, parallel=parallel)).strategy == "fsdp"
+
+
+def test_gradients_are_compressed_by_one_setting() -> None:
+    settings = reward_settings(rankings="r", model="m", out="o", ddp_comm_hook="fp16")
+    with pytest.raises(ConfigError, match="bf16 and --ddp-comm-hook fp16 both compress gradients"):
+        replace(settings, parallel=replace(settings.parallel, reduce_dtype="bf16"))
 
 
 def test_accelerates_fsdp_configuration_is_used(monkeypatch) -> None:

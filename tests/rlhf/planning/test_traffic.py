@@ -37,15 +37,36 @@ def test_traffic_of_float32_layers_and_of_groups_by_hand() -> None:
     assert communication_bytes("FSDP", sizes, 2, 8, group=2) == 4 * (400 / 2 + 2 * 2 * 50 * 3 / 4)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "numbers"),
+    [  # of 4 bytes, gradients half as wide
+        ("DDP", 100),
+        ("FSDP", 2 * (100 + 50)),
+        ("FSDP bf16-weights", 2 * (20 / 2 + 80 / 2 * 2 + 50)),
+        ("LoRA", 3),
+    ],
+)
+def test_traffic_of_gradients_in_bf16_by_hand(strategy: str, numbers: int) -> None:
+    sizes = Sizes(trained=100, adapters=3, outside=20)
+    assert communication_bytes(strategy, sizes, 2, 4, reduce_dtype="bf16") == 4 * numbers * 3 / 4
+    if strategy == "FSDP":  # and between four pairs 2 · 50 numbers of 2 bytes, in both passes
+        sent = communication_bytes(strategy, sizes, 2, 8, group=2, reduce_dtype="bf16")
+        assert sent == 4 * 300 / 2 + 2 * (2 * 2 * 50 * 3 / 4)
+
+
 MATRICES = 3 * 32000 * 4096  # embeddings of both, and the policy's output matrix
 
 
-def test_sampling_gathers_policy_and_critic_once() -> None:
+def test_sampling_gathers_the_policy_once_and_measuring_both_models_in_each_pass() -> None:
     sent = step_bytes("ppo", "FSDP", SHAPE, LOAD, passes=3, gpus=2)
-    assert sent == pytest.approx(4 * (3 * (2 * BOTH + MATRICES) + BOTH) / 2)
+    updating = 4 * 3 * (2 * BOTH + MATRICES)
+    read = 4 * OUTSIDE + 2 * (BOTH - OUTSIDE)
+    assert sent == pytest.approx((updating + 4 * SHAPE.parameters + 3 * read) / 2)
     rounded = step_bytes("ppo", "FSDP bf16-weights", SHAPE, LOAD, passes=3, gpus=2)
-    halves = (OUTSIDE + MATRICES) / 2  # of what FSDP gathers in float32 otherwise
-    assert rounded == pytest.approx((4 * (3 * (2 * BOTH + MATRICES - halves)) + 2 * BOTH) / 2)
+    updating -= 4 * 3 * (OUTSIDE + MATRICES) / 2  # what FSDP gathers in float32 otherwise
+    assert rounded == pytest.approx((updating + 2 * SHAPE.parameters + 3 * 2 * BOTH) / 2)
+    sent = step_bytes("ppo", "ZeRO-3", SHAPE, LOAD, passes=3, gpus=2)
+    assert sent == pytest.approx((4 * 3 * 3 * BOTH + 4 * SHAPE.parameters + 4 * BOTH) / 2)
 
 
 def test_for_vllm_the_policy_is_gathered_in_bf16_and_both_models_to_read() -> None:

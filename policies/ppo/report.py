@@ -1,0 +1,106 @@
+"""The end of `rlhf ppo`: save the policy, audit it and report."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from policies.ppo.models.actor_critic import read_parts, save_policy
+from policies.ppo.rollout_metrics import describe_amount
+from policies.ppo.setup import LoopState, Training
+from policies.reference.audit import AuditSamples, audit_policy, measure_for_audit
+from policies.reference.store import ReferenceRow
+from policies.sampling.generate import Sample, sample_with
+from rlhf.parallel.distributed import from_main, seed_all
+from rlhf.parallel.master_weights import float32_model
+from rlhf.parallel.sharding import unwrap
+from rlhf.planning.price import cost_of
+from rlhf.planning.utilization import describe_use
+from rlhf.records.jsonl import write_json
+from rlhf.run.metrics import read_metrics
+
+AUDIT_PROMPTS = 64
+CLOCKS = ("seconds/sample", "seconds/score", "seconds/update")
+LONGER_PASSES = "--batch.micro-tokens, --batch.micro-batch-size"
+
+
+def finish(training: Training, state: LoopState) -> None:
+    """Save the policy, audit it and write the report."""
+    accelerator, run = training.accelerator, training.run
+    is_sharded = training.environment.sharding.is_sharded
+    # whether all ranks call the policy, or the engine
+    together = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
+    audits = together or accelerator.is_main_process
+    policy = unwrap(float32_model(training.model, training.optimizer))
+    save_policy(accelerator, policy, training.tokenizer, run.policy)
+    with training.gathered_policy.gathered(unwrap(training.model).policy) as plain:
+        samples = sample_for_audit(training, plain) if audits else []
+    with training.gathered_model.gathered(training.model) as model:
+        if audits:
+            measured = read_parts(model, lambda: measure_samples(training, model.policy, samples))
+    if audits:
+        found = report(training, measured)
+    if accelerator.is_main_process:
+        cost = cost_of(run, training.settings.price_per_hour)
+        kept = {"critic_fit": state.critic_fit, "frozen_bytes": training.frozen_bytes, "cost": cost}
+        write_json(run.report_json, {**found, **kept})
+    accelerator.wait_for_everyone()
+
+
+def sample_for_audit(training: Training, policy: PreTrainedModel) -> list[Sample]:
+    """The trained policy's answers to the prompts of the audit."""
+    seed_all(training.settings.seed)
+    samples = sample_with(
+        training.environment.sampler,
+        training.accelerator,
+        policy,
+        training.tokenizer,
+        [group[0].prompt_ids for group in audited(training)],
+        training.store.sampling,
+        training.settings.sampling.batch_size,
+    )
+    # every rank scores the same ones
+    return from_main(samples) if training.environment.sharding.shards_weights else samples
+
+
+def audited(training: Training) -> Sequence[tuple[ReferenceRow, ...]]:
+    """The reference rows of each prompt of the audit: held-out ones, else training prompts."""
+    return (training.store.by_prompt("test") or training.prompts)[:AUDIT_PROMPTS]
+
+
+def measure_samples(
+    training: Training, policy: PreTrainedModel, samples: Sequence[Sample]
+) -> AuditSamples:
+    """What the audit needs from the policy itself."""
+    return measure_for_audit(
+        training.accelerator,
+        policy,
+        training.tokenizer,
+        training.store,
+        audited(training),
+        [sample.token_ids for sample in samples],
+        holds_reference=training.settings.holds_reference,
+    )
+
+
+def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
+    """Audit both KLs and sum up the run; gathered weights are gone when a reference is loaded."""
+    settings = training.settings
+    kl = audit_policy(
+        training.accelerator,
+        samples,
+        training.tokenizer,
+        training.store,
+        training.environment.sharding,
+    )
+    history = read_metrics(training.run.metrics_file)
+    rate, engine = training.matmul_rate, settings.sampling.engine
+    return {
+        "steps": settings.steps,
+        "seed": settings.seed,
+        "amount": describe_amount(settings, training.store, history),
+        "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
+        "kl": kl,
+        "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),
+        "use": describe_use(history, rate, CLOCKS, LONGER_PASSES, all_counted=engine != "vllm"),
+    }

@@ -1,0 +1,112 @@
+"""PyTorch's FSDP2 on a model: which modules are sharded by themselves, and in which precision."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from rlhf.parallel.distributed import extend_timeouts
+from rlhf.parallel.layers import ON_MAIN, find_layers, find_matrices, take_from_main
+
+if TYPE_CHECKING:
+    from rlhf.parallel.sharding import Sharding
+
+
+def arrange(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
+    """The mesh of processes: one row, or rows of `group`. A row shards, columns hold copies.
+
+    Neighboring ranks, which are on one machine, are in one row.
+    """
+    if not group:
+        return init_device_mesh(device.type, (processes,))
+    sizes = (processes // group, group)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("copies", "parts"))
+    extend_timeouts()
+    return mesh
+
+
+def shard_all(
+    model: nn.Module,
+    sharding: "Sharding",
+    mesh: DeviceMesh,
+    *,
+    bf16: bool,
+    free_rest: bool | None = None,
+    keep_in_fp32: Sequence[nn.Module] | None = None,
+) -> None:
+    """Shard every layer, embeddings and output matrix, then the rest.
+
+    Each is whole only while it is sharded: where only the main process has read the weights, it
+    sends them one layer at a time. The rest stays gathered between forward and backward pass,
+    unless `free_rest` is true. It includes embeddings that are the output matrix, too: both ends of
+    the model read them. With bf16 layers are gathered in bf16; with `keep_in_fp32` so is all else
+    but these modules.
+    """
+    lacks_weights = _lacks_weights(model)
+    for part in keep_in_fp32 or ():
+        _shard(part, sharding, mesh, lacks_weights)
+    shard_parts(model, sharding, mesh, bf16=bf16, free_rest=free_rest, keep_in_fp32=keep_in_fp32)
+    policy = _precision(sharding, rounds=keep_in_fp32 is not None)
+    how = {"reshard_after_forward": free_rest, "mp_policy": policy}
+    _shard(model, sharding, mesh, lacks_weights, **how)
+
+
+def shard_parts(
+    model: nn.Module,
+    sharding: "Sharding",
+    mesh: DeviceMesh,
+    *,
+    bf16: bool,
+    free_rest: bool | None = None,
+    keep_in_fp32: Sequence[nn.Module] | None = None,
+) -> None:
+    """As `shard_all`, but for the rest; what is sharded already stays as it is."""
+    outside = _precision(sharding, rounds=keep_in_fp32 is not None)
+    inside = _precision(sharding, rounds=bf16)
+    again = sharding.reshard or bool(free_rest)
+    lacks_weights = _lacks_weights(model)
+    for matrix in find_matrices(model):
+        _shard(matrix, sharding, mesh, lacks_weights, mp_policy=outside)
+    for layer in find_layers(model):
+        how = {"reshard_after_forward": again, "mp_policy": inside}
+        _shard(layer, sharding, mesh, lacks_weights, **how)
+
+
+def _precision(sharding: "Sharding", *, rounds: bool) -> MixedPrecisionPolicy:
+    """That of gathered weights, bf16 if `rounds`, and that in which gradients are added up."""
+    if sharding.reduce_dtype == "bf16":
+        added_up: torch.dtype | None = torch.bfloat16
+    else:
+        added_up = torch.float32 if rounds else None
+    weights = torch.bfloat16 if rounds else None
+    return MixedPrecisionPolicy(weights, added_up, cast_forward_inputs=not rounds)
+
+
+def _lacks_weights(model: nn.Module) -> bool:
+    """Whether only the main process has read the weights of a model inside."""
+    return any(hasattr(part, ON_MAIN) for part in model.modules())
+
+
+def _shard(
+    part: nn.Module, sharding: "Sharding", mesh: DeviceMesh, lacks_weights: bool, **how: Any
+) -> None:
+    if isinstance(part, FSDPModule):
+        return
+    pinned = mesh.device_type != "cpu"
+    policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
+    whole = [one for one in part.parameters() if not isinstance(one, DTensor)]
+    for parameter in whole if lacks_weights else ():
+        take_from_main(parameter, mesh.device_type)
+    fully_shard(part, mesh=mesh, offload_policy=policy, **how)
+    for parameter in whole:  # to which the optimizer still refers
+        parameter.data = parameter.new_empty(0)

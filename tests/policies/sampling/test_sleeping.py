@@ -1,0 +1,122 @@
+"""When vLLM sleeps and wakes on a GPU, with a stub in the place of the library."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from policies.sampling.generate import generation_config
+from policies.sampling.vllm_engine import VLLM, shut_down
+from rlhf.modeling.models import load_causal_lm
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.parallel.distributed import COLLECTIVE_TIMEOUT
+from rlhf.records.schema import Sampling
+
+TRIAL = ["generate"]
+CPU = torch.device("cpu")
+
+
+def stub(events: list[Any], on_start: Callable[[], None] = lambda: None) -> ModuleType:
+    """The part of vLLM that is used here; what is called stands in `events`."""
+
+    class LLM:
+        def __init__(self, **options: Any) -> None:
+            on_start()
+            core = SimpleNamespace(
+                _finalizer=SimpleNamespace(atexit=True), shutdown=lambda: events.append("shutdown")
+            )
+            config = SimpleNamespace(get_vocab_size=lambda: 64)
+            self.llm_engine = SimpleNamespace(engine_core=core, model_config=config)
+            self.may_sleep = options["enable_sleep_mode"]
+
+        def generate(self, prompts: Any, how: Any, use_tqdm: bool) -> list[Any]:
+            events.append("generate")
+            answer = SimpleNamespace(token_ids=[2], logprobs=[{2: SimpleNamespace(logprob=-1.0)}])
+            return [SimpleNamespace(outputs=[answer]) for _ in prompts]
+
+        def sleep(self, level: int) -> None:
+            assert self.may_sleep
+            events.append(f"sleep {level}")
+
+        def wake_up(self, tags: list[str]) -> None:
+            events.append(f"wake {' '.join(tags)}")
+
+        def collective_rpc(self, name: str, kwargs: dict[str, Any]) -> None:
+            values = [float(value.mean()) for _, value in kwargs["weights_iterator"]]
+            events.append((name, set(values)))
+
+        def reset_prefix_cache(self) -> bool:
+            events.append("reset prefix cache")
+            return True
+
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = LLM, SimpleNamespace  # type: ignore[attr-defined]
+    return module
+
+
+def start_engine(folder: Path, device: str, **options: Any) -> VLLM:
+    accelerator: Any = SimpleNamespace(
+        device=torch.device(device), mixed_precision="no", num_processes=1
+    )
+    return VLLM(str(folder), accelerator, longest=20, requests=2, **options)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_it_sleeps_in_updates_and_wakes_with_the_weights_of_the_moment(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    events: list[Any] = []
+    monkeypatch.setitem(sys.modules, "vllm", stub(events))
+    engine = start_engine(tiny_model, device)
+    model = load_causal_lm(str(tiny_model))
+    config = generation_config(load_tokenizer(str(tiny_model)), Sampling(max_new_tokens=4))
+    for value in (1.0, 2.0):
+        events.append("update")
+        for weight in model.parameters():
+            weight.data.fill_(value)
+        # the weights themselves stay where they are: there is no GPU
+        assert engine(SimpleNamespace(device=CPU), model, [[5, 6]], config, 2) == [([2], [-1.0])]
+    shut_down()
+    sleep, weights, cache = (
+        [["sleep 2"], ["wake weights"], ["wake kv_cache"]] if device == "cuda" else [[], [], []]
+    )
+    expected = [*TRIAL, *sleep]
+    for value in (1.0, 2.0):
+        expected += ["update", *weights, ("reload_weights", {value}), *cache]
+        expected += ["reset prefix cache", "generate", *sleep]
+    assert events == [*expected, "shutdown"]
+
+
+def test_a_model_that_is_not_trained_stays_awake(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Any] = []
+    monkeypatch.setitem(sys.modules, "vllm", stub(events))
+    engine = start_engine(tiny_model, "cuda", is_frozen=True)
+    config = generation_config(load_tokenizer(str(tiny_model)), Sampling(max_new_tokens=4))
+    engine(SimpleNamespace(device=CPU), None, [[5, 6]], config, 2)
+    shut_down()
+    assert events == [*TRIAL, "generate", "shutdown"]
+
+
+def test_groups_that_it_adds_wait_as_long_as_the_watchdog_needs(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[Any] = []
+    monkeypatch.setitem(
+        sys.modules, "vllm", stub([], lambda: added.append(distributed.new_group([0])))
+    )
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
+    )
+    try:
+        start_engine(tiny_model, "cpu")
+        assert added[0]._get_backend(CPU).options._timeout == COLLECTIVE_TIMEOUT
+    finally:
+        shut_down()
+        distributed.destroy_process_group()
