@@ -295,7 +295,7 @@ def test_whole_rounds_without_a_shell(
     open_page: Callable[..., Page],
     end_loop: list[Path],
 ) -> None:
-    lines = ("new_rankings: 30", "rounds: 1", "stop_without_gain: false")
+    lines = ("new_rankings: 150", "rounds: 1", "stop_without_gain: false")
     file = write_loop(tmp_path, tiny_model, *lines, "lead_may: [rounds, new_rankings]")
     prompts = [{"prompt": f"What is {n} + {n}?", "split": "test"} for n in range(12)]
     prompts += [{"prompt": f"Tell me about house {n}."} for n in range(48)]
@@ -318,10 +318,19 @@ def test_whole_rounds_without_a_shell(
 
 
 def first_round(lead: Page, app: App, people: list[Page]) -> None:
-    """Both rank the same tasks, and agreement moves from nothing to a share with an interval."""
+    """Both rank the same tasks, agreement moves from nothing to a share with an interval, and the
+    lead, who has waited for more than the sixty tasks can give, presses Train now."""
     lead.goto(app.url + "lead/runs")
     lead.get_by_role("button", name="Start").click()
-    wait_for_status(lead, "Waiting for rankings: 0 of 30.")
+    wait_for_status(lead, "Waiting for rankings: 0 of 150.")
+    expect(lead.locator(".advice")).to_have_text(
+        "150 rankings are missing, and the open tasks can give only 120. Import prompts with "
+        "responses on the Data page, or train now."
+    )
+    lead.get_by_role("button", name="Train now").click()
+    expect(lead.locator("main > .problem")).to_have_text(
+        "Round 0 has no new rankings to train on. Wait until somebody has ranked a task."
+    )
     for person in people:
         person.reload()
     rank(people[0], 1, 15)
@@ -330,7 +339,13 @@ def first_round(lead: Page, app: App, people: list[Page]) -> None:
     assert re.fullmatch(r"\d+\s%", agreement(lead, app, 19))
     rank(people[1], 5, 15)
     lead.goto(app.url + "lead/runs")
+    wait_for_status(lead, "Waiting for rankings: 30 of 150.")
+    lead.get_by_role("button", name="Train now").click()
     wait_for_status(lead, "Stopped: 1 of 1 rounds are done.")
+    expect(lead.locator(".advice")).to_have_text(
+        "Another round cannot start while rounds is 1. Set rounds to 2 or more under Settings; "
+        "then Start appears here."
+    )
     assert re.fullmatch(r"\d+\s% \(\d+–\d+\)", agreement(lead, app, 30))
     lead.goto(app.url + "lead/runs")
     require_accessible(lead, "runs")
