@@ -17,15 +17,14 @@ from rlhf.run.loops.promotion import promoted_round, read_promotions
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 from tests.browser.conftest import App, ProcessApp, submit_as_shown
+from tests.browser.leads import PASSWORD, SECONDS, agreement, invite, upload, wait_longer
 from tests.browser.test_whole_session import RUNS, require_accessible
 from tests.pipeline.loop import write_prompts
 from tests.rlhf.run.loops.folders import make_loop, make_round
 
 pytestmark = pytest.mark.browser
 
-PASSWORD = "long enough"
 PEOPLE = {"lea": "lead", "ann": "annotator"}
-SECONDS = 300.0  # for a stage on a busy machine
 RATE = {"value": 0.62, "low": 0.55, "high": 0.69, "level": 0.95, "n": 60, "p_value": 0.004}
 STAGES = """
 stages:
@@ -65,10 +64,6 @@ def add_people(db: Path, *names: str) -> None:
 
 def serve(file: Path, *arguments: str, kind: type[App] = App) -> App:
     return kind(file.parent / "out" / "labels.db", "--loop", str(file), *arguments)
-
-
-def wait_longer(page: Page) -> None:
-    page.set_default_timeout(1000 * SECONDS)
 
 
 @pytest.fixture
@@ -243,48 +238,6 @@ def rank(page: Page, first: int, last: int) -> None:
         page.wait_for_selector(".rb-list .rb-card")
         submit_as_shown(page)
         page.wait_for_selector(f".rb-progress:has-text('{number} done')")
-
-
-def upload(lead: Page, file: Path) -> None:
-    lead.set_input_files("#file", file)
-    lead.click("text=Preview")
-    lead.wait_for_selector(".preview:visible")
-    require_accessible(lead, "data")
-    lead.click("[data-act=import]")
-    lead.wait_for_selector(".said:has-text('60 prompts')")
-
-
-def invite(lead: Page, app: App, open_page: Callable[..., Page], name: str) -> Page:
-    """A browser in which somebody has used the link that a lead has made for them."""
-    lead.goto(app.url + "lead/people")
-    lead.fill("#invite-name", name)
-    lead.keyboard.press("Enter")
-    lead.wait_for_selector(".secret:visible")
-    require_accessible(lead, "people")
-    page = open_page(app.url, wait_longer)
-    page.goto(lead.input_value(".secret input"))
-    page.fill("#password", PASSWORD)
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".said:has-text('Your password is set.')")
-    page.goto(app.url)
-    page.fill("#name", name)
-    page.fill("#password", PASSWORD)
-    page.keyboard.press("Enter")
-    page.wait_for_url(app.url)
-    return page
-
-
-def agreement(lead: Page, app: App, num_rankings: int) -> str:
-    """What the page Quality says of pairs, once it has measured that many rankings."""
-    wanted = lead.get_by_text(f"Measured on the latest {num_rankings} rankings.")
-    for _ in range(100):
-        lead.goto(app.url + "lead/quality")
-        if wanted.count():
-            break
-        lead.wait_for_timeout(200)
-    expect(wanted).to_be_visible()
-    require_accessible(lead, "quality")
-    return lead.locator("dt:has-text('agreement on pairs') + dd").inner_text()
 
 
 @pytest.mark.slow

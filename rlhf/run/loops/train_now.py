@@ -90,4 +90,5 @@ def training_requested_by(out: Path, number: int) -> str | None:
     """
     file = RunDir(out).train_now_file
     content = read_document(file, {"round": int, "by": str}) if file.is_file() else {}
-    return content["by"] if content.get("round") == number else None
+    by: str | None = content["by"] if content.get("round") == number else None
+    return by
