@@ -99,8 +99,7 @@ class Users:
         if known is not None:
             raise InputError(
                 f"There is a user {name!r} already, with the role {known.role}",
-                "For a new password: rlhf users reset. Roles stay as they are: for another "
-                "role, add a second account under another name.",
+                "For a new password: rlhf users reset. For another role: rlhf users role.",
             )
         if is_program(self.connections.db, name):
             raise InputError(
@@ -135,6 +134,26 @@ class Users:
             InputError: no such user.
         """
         self._change(name, disabled=int(disabled))
+
+    def set_role(self, name: str, role: Role) -> None:
+        """Give somebody another role and sign them out everywhere.
+
+        An open link stops working: whoever made it may not be allowed to make one for the new role.
+
+        Raises:
+            InputError: no such user, the role is the same, or nobody else is admin.
+        """
+        with self.connections.write() as db:
+            user = self.require(name)
+            if user.role == role:
+                raise InputError(f"{name} has the role {role} already", "Nothing was changed.")
+            others = (one for one in self.all() if one.name != name and not one.disabled)
+            if user.role == "admin" and not any(one.role == "admin" for one in others):
+                raise InputError(
+                    f"{name} is the only admin who can sign in", "Make another user admin first."
+                )
+            self._change(name, role=role)
+            delete_invitations(db, name)
 
     def reset_password(self, name: str, password: str) -> None:
         """Give somebody a new password and sign them out everywhere.

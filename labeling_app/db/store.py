@@ -150,6 +150,13 @@ class Store:
         query = f"SELECT * FROM prompts WHERE ? IN (split, '') AND {SHOWN} ORDER BY seq"
         return [_prompt(row) for row in self.connections.db.query(query, [split or ""])]
 
+    def has_prompts(self, split: Split) -> bool:
+        """Whether there is a prompt of a split, checks of annotators aside."""
+        query = f"""SELECT 1 FROM prompts p WHERE split = ? AND {SHOWN} AND NOT EXISTS
+            (SELECT 1 FROM tasks t WHERE t.prompt_id = p.id AND t.purpose IN ('gold', 'training'))
+            LIMIT 1"""
+        return self.connections.db.execute(query, [split]).fetchone() is not None
+
     def prompts_lacking_responses(self, k: int, model_fingerprint: str) -> list[tuple[Prompt, int]]:
         """Prompts, checks aside, with fewer than `k` responses of that model, and how many."""
         query = f"""

@@ -32,7 +32,7 @@ from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.routes import add_runs_page
 
 BOARD_FILES = Path(__file__).parent / "pages" / "board"
-SCRIPTS = ("ranking.js", "cards.js", "drag.js", "outbox.js", "drafts.js", "board.js")
+SCRIPTS = ("ranking.js", "cards.js", "drag.js", "outbox.js", "drafts.js", "looking.js", "board.js")
 PAGE_CSS = """
 footer { display: none !important; }
 :root { --body-background-fill: #f6f6f3; }

@@ -4,13 +4,11 @@ OUT/config.yaml     the resolved settings
 OUT/stage.json      stage, status, inputs and their hashes, versions, git commit, seed, hardware
 OUT/packages.txt    every installed package with its version
 OUT/code.diff       the difference of the code from its commit, if there is one
-OUT/metrics.jsonl   one object per step
-OUT/speed.json      how fast the device multiplies large matrices
+OUT/metrics.jsonl   one object per step; speed.json: how fast the device multiplies matrices
 OUT/heartbeat/      rank-00000.json: phase and step of each rank; rank-00000.stack after a stall
 OUT/profile/        with --profile: a trace of every rank, and phases.json
 OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
-OUT/model           the trained reward model, or the fine-tuned language model
-OUT/policy          the trained policy
+OUT/model, policy   the trained reward model or fine-tuned language model; the trained policy
 OUT/outputs         the reference outputs
 OUT/report.json  report.html    the results of the stage, for programs and for people
 OUT/answers.jsonl   evaluate, quantize: the answers that were compared, one `RankedPrompt` per line
@@ -19,8 +17,8 @@ OUT/commands.json   loop: every command it ran, when, and its exit code
 OUT/round-0/        loop: the stages of a round, each in a folder with the files above
 OUT/pause.json      loop: the request to pause, while there is one
 OUT/promoted.json   loop: the policy that is promoted, and the history of it
-OUT/lead.yaml       loop: settings that a lead has changed on the Runs page
-OUT/loop.log        loop: what it said since it was started from the Runs page
+OUT/waiting.json    loop: the rankings it waits for; train_now.json: the request not to wait
+OUT/lead.yaml       loop: settings changed on the Runs page; loop.log: what it said since
 """
 
 import sys
@@ -137,6 +135,8 @@ class RunDir:
     judge_log = _File("judge.jsonl")
     commands_file = _File("commands.json")
     pause_file = _File("pause.json")
+    waiting_file = _File("waiting.json")
+    train_now_file = _File("train_now.json")
     promoted_file = _File("promoted.json")
     lead_file = _File("lead.yaml")
     log_file = _File("loop.log")

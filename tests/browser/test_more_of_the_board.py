@@ -8,7 +8,8 @@ from sqlite_utils import Database
 
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
-from tests.browser.boards import wait_for_task
+from rlhf.cli import main
+from tests.browser.boards import line, wait_for_task
 from tests.browser.conftest import submit_as_shown
 
 pytestmark = pytest.mark.browser
@@ -243,3 +244,16 @@ def test_fields_that_the_server_does_not_send_are_shown_as_nothing(serve, open_p
     page.click("[data-act=keys]")
     assert "undefined" not in page.evaluate("document.body.innerText")
     assert page.inner_text(".rb-progress") == ""
+
+
+def test_a_board_with_nothing_left_shows_what_is_imported_later(serve, open_page, tmp_path):
+    app = serve([line("question 0", ["a", "b"])])
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    submit_as_shown(page)
+    page.wait_for_selector(".rb-empty:has-text('You have ranked everything')")
+    later = tmp_path / "later.jsonl"
+    later.write_text(json.dumps(line("question 1", ["c", "d"])))
+    assert main(["import", str(later), "--db", str(app.db)]) == 0
+    wait_for_task(page, "question 1")  # without a reload
+    assert page.locator(".rb-empty").is_hidden()

@@ -17,15 +17,14 @@ from rlhf.run.loops.promotion import promoted_round, read_promotions
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 from tests.browser.conftest import App, ProcessApp, submit_as_shown
+from tests.browser.leads import PASSWORD, SECONDS, agreement, invite, upload, wait_longer
 from tests.browser.test_whole_session import RUNS, require_accessible
 from tests.pipeline.loop import write_prompts
 from tests.rlhf.run.loops.folders import make_loop, make_round
 
 pytestmark = pytest.mark.browser
 
-PASSWORD = "long enough"
 PEOPLE = {"lea": "lead", "ann": "annotator"}
-SECONDS = 300.0  # for a stage on a busy machine
 RATE = {"value": 0.62, "low": 0.55, "high": 0.69, "level": 0.95, "n": 60, "p_value": 0.004}
 STAGES = """
 stages:
@@ -65,10 +64,6 @@ def add_people(db: Path, *names: str) -> None:
 
 def serve(file: Path, *arguments: str, kind: type[App] = App) -> App:
     return kind(file.parent / "out" / "labels.db", "--loop", str(file), *arguments)
-
-
-def wait_longer(page: Page) -> None:
-    page.set_default_timeout(1000 * SECONDS)
 
 
 @pytest.fixture
@@ -245,48 +240,6 @@ def rank(page: Page, first: int, last: int) -> None:
         page.wait_for_selector(f".rb-progress:has-text('{number} done')")
 
 
-def upload(lead: Page, file: Path) -> None:
-    lead.set_input_files("#file", file)
-    lead.click("text=Preview")
-    lead.wait_for_selector(".preview:visible")
-    require_accessible(lead, "data")
-    lead.click("[data-act=import]")
-    lead.wait_for_selector(".said:has-text('60 prompts')")
-
-
-def invite(lead: Page, app: App, open_page: Callable[..., Page], name: str) -> Page:
-    """A browser in which somebody has used the link that a lead has made for them."""
-    lead.goto(app.url + "lead/people")
-    lead.fill("#invite-name", name)
-    lead.keyboard.press("Enter")
-    lead.wait_for_selector(".secret:visible")
-    require_accessible(lead, "people")
-    page = open_page(app.url, wait_longer)
-    page.goto(lead.input_value(".secret input"))
-    page.fill("#password", PASSWORD)
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".said:has-text('Your password is set.')")
-    page.goto(app.url)
-    page.fill("#name", name)
-    page.fill("#password", PASSWORD)
-    page.keyboard.press("Enter")
-    page.wait_for_url(app.url)
-    return page
-
-
-def agreement(lead: Page, app: App, num_rankings: int) -> str:
-    """What the page Quality says of pairs, once it has measured that many rankings."""
-    wanted = lead.get_by_text(f"Measured on the latest {num_rankings} rankings.")
-    for _ in range(100):
-        lead.goto(app.url + "lead/quality")
-        if wanted.count():
-            break
-        lead.wait_for_timeout(200)
-    expect(wanted).to_be_visible()
-    require_accessible(lead, "quality")
-    return lead.locator("dt:has-text('agreement on pairs') + dd").inner_text()
-
-
 @pytest.mark.slow
 def test_whole_rounds_without_a_shell(
     tmp_path: Path,
@@ -295,7 +248,7 @@ def test_whole_rounds_without_a_shell(
     open_page: Callable[..., Page],
     end_loop: list[Path],
 ) -> None:
-    lines = ("new_rankings: 30", "rounds: 1", "stop_without_gain: false")
+    lines = ("new_rankings: 150", "rounds: 1", "stop_without_gain: false")
     file = write_loop(tmp_path, tiny_model, *lines, "lead_may: [rounds, new_rankings]")
     prompts = [{"prompt": f"What is {n} + {n}?", "split": "test"} for n in range(12)]
     prompts += [{"prompt": f"Tell me about house {n}."} for n in range(48)]
@@ -318,10 +271,19 @@ def test_whole_rounds_without_a_shell(
 
 
 def first_round(lead: Page, app: App, people: list[Page]) -> None:
-    """Both rank the same tasks, and agreement moves from nothing to a share with an interval."""
+    """Both rank the same tasks, agreement moves from nothing to a share with an interval, and the
+    lead, who has waited for more than the sixty tasks can give, presses Train now."""
     lead.goto(app.url + "lead/runs")
     lead.get_by_role("button", name="Start").click()
-    wait_for_status(lead, "Waiting for rankings: 0 of 30.")
+    wait_for_status(lead, "Waiting for rankings: 0 of 150.")
+    expect(lead.locator(".advice")).to_have_text(
+        "150 rankings are missing, and the open tasks can give only 120. Import prompts with "
+        "responses on the Data page, or train now."
+    )
+    lead.get_by_role("button", name="Train now").click()
+    expect(lead.locator("main > .problem")).to_have_text(
+        "Round 0 has no new rankings to train on. Wait until somebody has ranked a task."
+    )
     for person in people:
         person.reload()
     rank(people[0], 1, 15)
@@ -330,7 +292,13 @@ def first_round(lead: Page, app: App, people: list[Page]) -> None:
     assert re.fullmatch(r"\d+\s%", agreement(lead, app, 19))
     rank(people[1], 5, 15)
     lead.goto(app.url + "lead/runs")
+    wait_for_status(lead, "Waiting for rankings: 30 of 150.")
+    lead.get_by_role("button", name="Train now").click()
     wait_for_status(lead, "Stopped: 1 of 1 rounds are done.")
+    expect(lead.locator(".advice")).to_have_text(
+        "Another round cannot start while rounds is 1. Set rounds to 2 or more under Settings; "
+        "then Start appears here."
+    )
     assert re.fullmatch(r"\d+\s% \(\d+–\d+\)", agreement(lead, app, 30))
     lead.goto(app.url + "lead/runs")
     require_accessible(lead, "runs")

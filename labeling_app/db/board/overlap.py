@@ -67,3 +67,14 @@ def num_open(connections: Connections) -> int:
                WHERE a.state = 'leased' AND a.expires_at > 0 AND t.open <= 0
                AND t.purpose IN ('rank', 'compare') AND t.only_for IS NULL"""
     return int(waiting) + len({row[0] for row in db.execute(query)})
+
+
+def num_wanted(connections: Connections) -> int:
+    """How many rankings the tasks that `num_open` counts still want from people."""
+    query = """SELECT
+        (SELECT COALESCE(SUM(open), 0) FROM tasks WHERE open > 0 AND only_for IS NULL
+         AND purpose IN ('rank', 'compare')) +
+        (SELECT COUNT(*) FROM assignments a JOIN tasks t ON t.id = a.task_id
+         WHERE a.state = 'leased' AND a.expires_at > 0
+         AND t.purpose IN ('rank', 'compare') AND t.only_for IS NULL)"""
+    return int(connections.db.execute(query).fetchone()[0])

@@ -74,6 +74,13 @@ class PeoplePage:
         await run_sync(self.invitations.withdraw, name)
         return {"say": f"The link for {name} no longer works."}
 
+    async def change_role(self, sender: User, payload: Payload) -> Payload:
+        """Give a user another role; they have to sign in again."""
+        name, role = self._managed(sender, payload).name, _role(payload)
+        _require_may_manage(sender, role)
+        await run_sync(self.users.set_role, name, role)
+        return {"say": f"{name} is {role} now and has to sign in again."}
+
     async def disable(self, sender: User, payload: Payload) -> Payload:
         """Keep a user out, signed in or not."""
         name = self._managed(sender, payload).name
@@ -185,6 +192,7 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
         "invite": people.invite,
         "reset": people.reset,
         "withdraw": people.withdraw,
+        "role": people.change_role,
         "disable": people.disable,
         "enable": people.enable,
         "give": people.give,

@@ -47,6 +47,8 @@ class LoopFile:
         open: the settings that leads may change.
         first: the commands of the first round.
         later: the commands of each later one.
+        rounds: maximum number of rounds.
+        stop_without_gain: stop after a round that does not gain.
     """
 
     path: Path
@@ -54,6 +56,8 @@ class LoopFile:
     open: tuple[OpenSetting, ...]
     first: tuple[str, ...]
     later: tuple[str, ...]
+    rounds: int
+    stop_without_gain: bool
 
     @property
     def run(self) -> RunDir:

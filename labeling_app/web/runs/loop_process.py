@@ -21,6 +21,7 @@ from rlhf.records.jsonl import new_file, write_text_atomically
 from rlhf.run.locks import holder, is_locked
 from rlhf.run.loops.pausing import end_pause, request_pause
 from rlhf.run.loops.promotion import promote, roll_back
+from rlhf.run.loops.train_now import request_training
 from rlhf.run.watchdog import read_heartbeats
 
 CHECK_SECONDS = 120
@@ -110,6 +111,14 @@ class LoopProcess:
             raise InputError("No loop runs", "There is nothing to pause.")
         request_pause(self.file.out, by, stops_stage=stops_stage)
 
+    def train_now(self, by: str) -> None:
+        """Let the round that waits for people train with the rankings there are.
+
+        Raises:
+            InputError: none waits, or there are no new rankings.
+        """
+        request_training(self.file.out, by)
+
     def promote(self, number: int, by: str) -> None:
         """Promote the policy of a round.
 
@@ -130,6 +139,16 @@ class LoopProcess:
         """What leads have set, by the path of the setting."""
         file = self.file.run.lead_file
         return flat(read_settings_file(file), self.file.open) if file.is_file() else {}
+
+    def current_values(self) -> dict[str, Any]:
+        """`rounds` and `stop_without_gain` as the next start has them."""
+        path = self.file.path
+        file = read_settings_file(path) if path.is_file() else {}
+        found = {"rounds": self.file.rounds, "stop_without_gain": self.file.stop_without_gain}
+        for name, value in {**file, **self.values()}.items():
+            if name in found and type(value) is type(found[name]):
+                found[name] = value
+        return found
 
     def change(self, given: Mapping[str, Any]) -> None:
         """Keep a lead's values for the next start, if `rlhf loop` accepts them.

@@ -1,5 +1,6 @@
 """What the Runs page shows as of now."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlhf.run.loops.promotion import (
     read_promotions,
     round_before,
 )
+from rlhf.run.loops.train_now import Waiting, read_waiting
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 
 # By the status in stage.json of a loop whose process is gone.
@@ -38,12 +40,16 @@ class Status:
         words: the same in a sentence.
         may_start: the word on the button that starts the loop; empty: it runs.
         may_pause: whether it can be asked to pause.
+        may_train: whether it waits for rankings, and can be asked to train with those there are.
+        advice: what to do next, if there is something to say.
     """
 
     name: str
     words: str
     may_start: str = ""
     may_pause: bool = False
+    may_train: bool = False
+    advice: str = ""
 
 
 def _rate(rate: dict[str, Any] | None) -> str:
@@ -97,11 +103,52 @@ def status_of(process: LoopProcess) -> Status:
     if status is None:
         return Status(name="not started", words="Not started yet.", may_start="Start")
     if status == "done":
-        stopped = run.read_report().get("stopped") if run.report_json.is_file() else None
-        return Status(name="done", words=f"Stopped: {stopped}", may_start="Start")
+        report = run.read_report() if run.report_json.is_file() else {}
+        words, advice = f"Stopped: {report.get('stopped')}", how_to_go_on(process, report)
+        return Status(name="done", words=words, advice=advice, may_start="" if advice else "Start")
     name, words = ENDS.get(status, (status, status))
-    error = str(content.get("error", "")).partition("\n")[0]
-    return Status(name=name, words=words.format(error=error), may_start="Resume")
+    error, _, advice = str(content.get("error", "")).partition("\n")
+    return Status(
+        name=name, words=words.format(error=error), advice=advice.strip(), may_start="Resume"
+    )
+
+
+def how_to_go_on(process: LoopProcess, report: Mapping[str, Any]) -> str:
+    """What has to change before a loop that is done can go on; empty if it can.
+
+    The rule is that of `rlhf loop` (`reason_to_stop`).
+
+    Args:
+        process: the loop.
+        report: its report.json.
+    """
+    rounds, values = report.get("rounds", []), process.current_values()
+    found: list[tuple[str, str, str]] = []
+    if rounds and len(rounds) >= values["rounds"]:
+        found.append(("rounds", str(values["rounds"]), f"{len(rounds) + 1} or more"))
+    if rounds and values["stop_without_gain"] and rounds[-1]["outcome"] != "better":
+        found.append(("stop_without_gain", "yes", "no"))
+    if not found:
+        return ""
+    is_open = {one.name for one in process.file.open}
+    why = " and ".join(f"{name} is {value}" for name, value, _ in found)
+    what = " and ".join(
+        f"{name} to {wanted} "
+        + ("under Settings" if name in is_open else f"in {process.file.path.name}")
+        for name, _, wanted in found
+    )
+    return f"Another round cannot start while {why}. Set {what}; then Start appears here."
+
+
+def what_is_missing(waiting: Waiting) -> str:
+    """What a lead can do while a round waits for rankings."""
+    train = "Train now starts the round with the rankings there are."
+    if waiting.missing <= waiting.possible:
+        return train
+    return (
+        f"{waiting.missing:,} rankings are missing, and the open tasks can give only "
+        f"{waiting.possible:,}. Import prompts with responses on the Data page, or train now."
+    )
 
 
 def _running(process: LoopProcess, pause: Pause | None) -> Status:
@@ -110,7 +157,14 @@ def _running(process: LoopProcess, pause: Pause | None) -> Status:
     words = f"{phase[:1].upper()}{phase[1:]}."
     if pause is None:
         name = "waiting" if phase.startswith("waiting") else "running"
-        return Status(name=name, words=words, may_pause=True)
+        waiting = read_waiting(process.file.out) if name == "waiting" else None
+        return Status(
+            name=name,
+            words=words,
+            may_pause=True,
+            may_train=waiting is not None,
+            advice=what_is_missing(waiting) if waiting else "",
+        )
     if phase.startswith("paused"):
         words = f"Paused by {pause.by} since {clock(pause.at)}."
         return Status(name="paused", words=words, may_start="Resume")

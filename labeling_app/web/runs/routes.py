@@ -82,6 +82,7 @@ def answer(process: LoopProcess, name: str, payload: Payload) -> Payload:
     operations: dict[str, Callable[[], None]] = {
         "start": process.start,
         "pause": lambda: process.pause(name, stops_stage=payload.get("now") is True),
+        "train": lambda: process.train_now(name),
         "promote": lambda: process.promote(_round(payload), name),
         "rollback": lambda: process.roll_back(name),
         "change": lambda: process.change(_values(payload)),

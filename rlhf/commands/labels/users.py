@@ -18,7 +18,7 @@ SHOWN_SOURCES = 20
 if TYPE_CHECKING:
     from labeling_app.annotators.users import Users
 
-Action = Literal["add", "list", "disable", "enable", "reset", "assign", "token", "revoke"]
+Action = Literal["add", "list", "role", "disable", "enable", "reset", "assign", "token", "revoke"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,8 @@ class Settings:
 
     # Not keyword-only: `rlhf users add ann`.
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
-    """People: add, list, disable, enable, reset (new password, signs the person out everywhere).
+    """People: add, list, role (another one, with --role), disable, enable, reset (new password);
+    role, disable and reset sign the person out everywhere.
     Tasks: assign SOURCE NAME... (they alone get the tasks of that source, for example
     `assign prompts ann bob`), or assign SOURCE --everybody. Programs that send feedback: token (a
     new one, shown once), revoke."""
@@ -42,9 +43,9 @@ class Settings:
     """assign: let everybody get the tasks again."""
     db: Path
     """The label database."""
-    role: Literal["annotator", "lead", "admin"] = "annotator"
-    """add: an `annotator` ranks; a `lead` also opens the pages for leads and decides disputed
-    tasks; an `admin` also adds and changes leads and admins there."""
+    role: Literal["annotator", "lead", "admin"] | None = None
+    """add (default: annotator), role: an `annotator` ranks; a `lead` also opens the pages for leads
+    and decides disputed tasks; an `admin` also adds and changes leads and admins there."""
     password_stdin: bool = False
     """add, reset: read the password from standard input; default: generate one and show it once."""
 
@@ -58,8 +59,13 @@ class Settings:
                 f"rlhf users {self.action} needs a name",
                 f"Type: rlhf users {self.action} NAME --db {self.db}",
             )
-        if self.action != "add":
+        if self.action not in ("add", "role"):
             refuse_idle(self, ["role"], f"with {self.action}")
+        if self.action == "role" and self.role is None:
+            raise ConfigError(
+                "rlhf users role needs --role",
+                f"Type: rlhf users role {quote(self.name)} --role lead --db {self.db}",
+            )
         if self.action not in ("add", "reset"):
             refuse_idle(self, ["password_stdin"], f"with {self.action}")
 
@@ -96,17 +102,30 @@ def run(settings: Settings) -> dict[str, Any]:
         if settings.action == "revoke":
             revoke_token(store, settings.name)
             return {"program": settings.name, "revoked": True}
-        if settings.action in ("disable", "enable"):
-            users.set_disabled(settings.name, disabled=settings.action == "disable")
-            return {"user": settings.name, "disabled": settings.action == "disable"}
+        if settings.action in ("role", "disable", "enable"):
+            return {"user": settings.name, **_change(users, settings)}
         given = sys.stdin.readline().rstrip("\n") if settings.password_stdin else ""
         password = given or new_password()
         if settings.action == "add":
-            users.add(settings.name, settings.role, password)
+            users.add(settings.name, settings.role or "annotator", password)
         else:
             users.reset_password(settings.name, password)
     shown = {} if given else {"password": password}
     return {"user": settings.name, **shown}
+
+
+def _change(users: "Users", settings: Settings) -> dict[str, Any]:
+    """Give a user another role, or disable or enable them; what changed.
+
+    Raises:
+        InputError: there is no such user, or the role cannot be changed.
+    """
+    if settings.role:
+        users.set_role(settings.name, settings.role)
+        return {"role": settings.role}
+    is_disabled = settings.action == "disable"
+    users.set_disabled(settings.name, disabled=is_disabled)
+    return {"disabled": is_disabled}
 
 
 def _assign(users: "Users", settings: Settings) -> list[str]:
@@ -149,7 +168,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if action == "list":
         return columns(result) if result else f"{settings.db} has no users yet."
     done = {
-        "add": f"{name} may sign in as {settings.role}.",
+        "add": f"{name} may sign in as {settings.role or 'annotator'}.",
+        "role": f"{name} is {settings.role} now and has to sign in again.",
         "reset": f"{name} has a new password and is signed out everywhere.",
         "disable": f"{name} can no longer sign in.",
         "enable": f"{name} may sign in again.",

@@ -41,6 +41,8 @@ def read_loop_file(path: Path) -> tuple[LoopSettings, LoopFile]:
         open=open_settings(settings),
         first=_names(settings, 0),
         later=_names(settings, 1),
+        rounds=settings.rounds,
+        stop_without_gain=settings.stop_without_gain,
     )
     return settings, found
 

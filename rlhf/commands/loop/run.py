@@ -14,6 +14,7 @@ from typing import Any
 from rlhf.commands.loop.children import read_commands, run_stage, say, wait_for_earlier_child
 from rlhf.commands.loop.report import build_report, describe_round, read_rounds, reason_to_stop
 from rlhf.commands.loop.settings import LoopSettings, launch_words
+from rlhf.commands.loop.splits import require_splits
 from rlhf.commands.loop.stages import Stage, launch_of, stages_of_round
 from rlhf.commands.loop.waiting import (
     Exported,
@@ -28,6 +29,8 @@ from rlhf.ranks import world_size
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.run.telemetry.notify import notify
+
+BEFORE_TRAINING = ("generate", "annotate", "export")  # after `import`; they read the database
 
 
 def run_rounds(settings: LoopSettings) -> dict[str, Any]:
@@ -86,6 +89,8 @@ def _run_round(run: RunDir, settings: LoopSettings, number: int) -> None:
     for stage in stages_of_round(settings, number):
         while not _is_done(run, stage):
             wait_while_paused(run, number)
+            if not number and stage.name in BEFORE_TRAINING:
+                require_splits(settings)
             facts = _before_export(run, settings, stage) if stage.name == "export" else {}
             if run_stage(run, stage, launch_of(settings, stage), **facts):
                 break

@@ -2,11 +2,12 @@
 
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from labeling_app.db.board.overlap import num_open, num_wanted
 from labeling_app.db.rankings import num_rankings_since
 from labeling_app.db.rounds import rounds
 from labeling_app.db.store import Store
@@ -17,6 +18,12 @@ from rlhf.commands.wording import counted, next_command
 from rlhf.records.documents import Kinds, require_kinds
 from rlhf.records.ranked import MANIFEST, read_manifest
 from rlhf.run.loops.pausing import read_pause
+from rlhf.run.loops.train_now import (
+    Waiting,
+    end_waiting,
+    training_requested_by,
+    write_waiting,
+)
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import beat
 
@@ -51,7 +58,7 @@ def last_exported(folder: Path, recorded: int) -> Exported:
 
 
 def count_new(db: Path, after: Exported, export: Any) -> dict[str, int]:
-    """How many rankings of a database are new, and how many tasks are open.
+    """How many rankings of a database are new, and how many tasks are open, as Quality counts them.
 
     Args:
         db: the label database.
@@ -66,7 +73,7 @@ def count_new(db: Path, after: Exported, export: Any) -> dict[str, int]:
             kinds=export.kind,
             annotators=export.annotator,
         )
-        return {"new": new, "open": store.counts()["open"]}
+        return {"new": new, "open": num_open(store.connections)}
 
 
 def has_round(db: Path, policy: Path) -> bool:
@@ -103,8 +110,9 @@ def wait_for_rankings(
 ) -> None:
     """Return when there are enough new rankings, or one and it is time.
 
-    Prints how many there are and how many are missing: at once, when there are enough, and in
-    between when the number has changed, at most once a minute.
+    Also returns when somebody asks to train at once and there is one. Prints how many there are and
+    how many are missing: at once, when there are enough, and in between when the number has
+    changed, at most once a minute.
 
     Args:
         run: of the loop.
@@ -117,13 +125,22 @@ def wait_for_rankings(
     db, wanted, start_at = settings.database, settings.new_rankings, settings.start_at
     start = next_start(start_at, began) if start_at else None
     said, said_at = -1, 0.0
+    shown: Waiting | None = None
     while True:
         wait_while_paused(run, number)
         count, now = count_new(db, after, export), datetime.now(UTC)
         there = count["new"]
+        waiting = _waiting(db, number, count, wanted)
+        if waiting != shown:
+            write_waiting(run.path, waiting)
+            shown = waiting
         if start_at and start and now >= start and not there:
             start = next_start(start_at, now)  # nothing to train on
         ready = (start is not None and now >= start) or (wanted is not None and there >= wanted)
+        asked_by = training_requested_by(run.path, number) if there and not ready else None
+        if asked_by:
+            say(f"{asked_by} starts the training with the rankings there are.")
+            ready = True
         beat(f"waiting for rankings: {_count_words(there, wanted, start)}", number)
         if said < 0 and not ready:
             say(
@@ -132,11 +149,20 @@ def wait_for_rankings(
             )
         due = there != said and time.monotonic() - said_at >= SECONDS_BETWEEN_LINES
         if said < 0 or ready or due:
-            say(_progress(there, wanted, count["open"]))
+            say(_progress(waiting, count["open"]) + ("" if ready else _advice(waiting, run.path)))
             said, said_at = there, time.monotonic()
         if ready:
+            end_waiting(run.path)
             return
         time.sleep(POLL_SECONDS)
+
+
+def _waiting(db: Path, number: int, count: dict[str, int], wanted: int | None) -> Waiting:
+    waiting = Waiting(round=number, new=count["new"], wanted=wanted, possible=count["open"])
+    if waiting.missing <= waiting.possible:  # one from each open task is enough
+        return waiting
+    with Store(db, read_only=True) as store:
+        return replace(waiting, possible=num_wanted(store.connections))
 
 
 def _count_words(there: int, wanted: int | None, start: datetime | None) -> str:
@@ -157,14 +183,24 @@ def _clock(start: datetime) -> str:
     return f"{start.astimezone():%Y-%m-%d %H:%M}"
 
 
-def _progress(there: int, wanted: int | None, open_tasks: int) -> str:
-    missing = 0 if wanted is None else max(0, wanted - there)
+def _progress(waiting: Waiting, open_tasks: int) -> str:
+    there, wanted = waiting.new, waiting.wanted
     line = (
         f"{counted(there, 'new ranking')}; "
         if wanted is None
-        else f"{there:,} of {counted(wanted, 'new ranking')}, {missing:,} missing; "
+        else f"{there:,} of {counted(wanted, 'new ranking')}, {waiting.missing:,} missing; "
     )
-    line += f"{counted(open_tasks, 'task')} open."
-    if missing and not open_tasks:
-        line += " Import more prompts, or start the loop again with a smaller --new-rankings."
-    return line
+    return f"{line}{counted(open_tasks, 'task')} open."
+
+
+def _advice(waiting: Waiting, out: Path) -> str:
+    """What to do where the open tasks cannot give all rankings that are missing."""
+    if waiting.missing <= waiting.possible:
+        return ""
+    able = f" They can give {counted(waiting.possible, 'ranking')}." if waiting.possible else ""
+    otherwise = (
+        f"train now: rlhf runs train {shlex.quote(str(out))} (or Train now on the Runs page)"
+        if waiting.new
+        else "start the loop again with a smaller --new-rankings"
+    )
+    return f"{able} Import prompts with responses (rlhf import, or the Data page), or {otherwise}."

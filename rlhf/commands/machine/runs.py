@@ -1,4 +1,4 @@
-"""`rlhf runs`: pause and resume a loop, and promote one of its policies."""
+"""`rlhf runs`: pause and resume a loop, train at once, and promote one of its policies."""
 
 import getpass
 import shlex
@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from rlhf.commands.modes import refuse_idle
+from rlhf.commands.wording import counted
 from rlhf.config import require_range
 
 EXAMPLE = "rlhf runs promote runs/loop --round 1"
 
-Action = Literal["pause", "resume", "promote", "rollback", "history"]
+Action = Literal["pause", "resume", "train", "promote", "rollback", "history"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +23,10 @@ class Settings:
 
     # Not keyword-only: `rlhf runs pause runs/loop`.
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
-    """pause: the loop waits after the running stage. resume: end the pause. promote: live mode and
-    serving use the policy of a round; rollback: the one that was promoted before. history: list all
-    promotions and rollbacks."""
+    """pause: the loop waits after the running stage. resume: end the pause. train: a round that
+    waits for people trains with the rankings there are. promote: live mode and serving use the
+    policy of a round; rollback: the one that was promoted before. history: list all promotions and
+    rollbacks."""
     out: Path = field(kw_only=False)
     """The --out of rlhf loop."""
     round: int | None = None
@@ -42,7 +44,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Pause or resume a loop, or promote one of its policies for live mode and serving."""
+    """Pause or resume a loop, train at once, or promote a policy for live mode and serving."""
     from rlhf.run.locks import is_locked
     from rlhf.run.loops.pausing import end_pause, request_pause
     from rlhf.run.loops.promotion import (
@@ -53,6 +55,7 @@ def run(settings: Settings) -> dict[str, Any]:
         require_loop,
         roll_back,
     )
+    from rlhf.run.loops.train_now import request_training
 
     out, name = settings.out, getpass.getuser()
     require_loop(out)
@@ -61,6 +64,8 @@ def run(settings: Settings) -> dict[str, Any]:
         return {"paused": True, "running": is_locked(out)}
     if settings.action == "resume":
         return {"resumed": end_pause(out), "running": is_locked(out)}
+    if settings.action == "train":
+        return {"new_rankings": request_training(out, name)}
     if settings.action == "promote":
         promote(out, settings.round, name)
     elif settings.action == "rollback":
@@ -88,6 +93,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         if result["running"]:
             return f"{first}The loop goes on."
         return f"{first}No loop runs in {settings.out}. Next: {command}"
+    if settings.action == "train":
+        return f"The round trains now, with {counted(result['new_rankings'], 'new ranking')}."
     lines = [_line(one) for one in result["history"]] if settings.action == "history" else []
     number = result["round"]
     whose = "No policy is promoted: the model" if number is None else f"Promoted: round {number}"

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from labeling_app.annotators.invitations import Invitations
 from labeling_app.annotators.users import Users
 from labeling_app.data_io.tokens import make_token, revoke_token
 from labeling_app.db.people.sources import sources_with_people
@@ -176,3 +177,41 @@ def test_a_password_that_is_reset_while_it_is_checked_opens_no_session(users, mo
     monkeypatch.setattr("labeling_app.annotators.users.check_password", check_slowly)
     signed_in = users.sign_in("ann", "long enough").user
     assert users.of_session("ann", signed_in.epoch) is None
+
+
+def test_another_role_ends_sessions_and_voids_links(users):
+    epoch = users.get("ann").epoch
+    token = Invitations(users).invite_to_reset("ann")
+    users.set_role("ann", "admin")
+    assert users.get("ann").role == "admin"
+    assert users.of_session("ann", epoch) is None
+    with pytest.raises(InputError, match="This link is not valid"):  # a lead may have made it
+        Invitations(users).accept(token, "taken over")
+    with pytest.raises(InputError, match="ann has the role admin already"):
+        users.set_role("ann", "admin")
+
+
+def test_the_last_admin_who_can_sign_in_stays_one(users):
+    users.set_role("ann", "admin")
+    users.add("bob", "admin", "long enough")
+    users.set_disabled("bob", disabled=True)
+    with pytest.raises(InputError) as caught:
+        users.set_role("ann", "lead")
+    assert str(caught.value) == (
+        "ann is the only admin who can sign in\n  Make another user admin first."
+    )
+    users.set_disabled("bob", disabled=False)
+    users.set_role("ann", "lead")
+    assert users.get("ann").role == "lead"
+
+
+def test_the_command_changes_a_role(users, store, capsys):
+    db = str(store.connections.path)
+    assert main(["users", "role", "ann", "--role", "lead", "--db", db]) == 0
+    assert capsys.readouterr().out == "ann is lead now and has to sign in again.\n"
+    assert users.get("ann").role == "lead"
+    assert main(["users", "role", "ann", "--db", db]) == 2
+    assert "rlhf users role needs --role\n  Type: rlhf users role ann --role lead --db" in (
+        capsys.readouterr().err
+    )
+    assert users.get("ann").role == "lead"

@@ -72,7 +72,15 @@ def app(store, queue, tmp_path):
     out = make_loop(tmp_path / "loop", model="m")
     for folder in (out, make_round(out, 0) / "ppo"):
         (folder / "report.html").write_text("not for a browser")
-    file = LoopFile(path=tmp_path / "loop.yaml", out=out, open=(), first=(), later=())
+    file = LoopFile(
+        path=tmp_path / "loop.yaml",
+        out=out,
+        open=(),
+        first=(),
+        later=(),
+        rounds=1,
+        stop_without_gain=True,
+    )
 
     async def build() -> FastAPI:  # without a running loop Gradio makes one and never closes it
         return build_app(Board(store, queue, has_sign_in=True), live, LoopProcess(file))

@@ -31,6 +31,7 @@ function show(screen) {
   for (const name of ['skip', 'all-bad', 'submit']) find(`[data-act=${name}]`).disabled = !task;
   find('[data-act=undo]').disabled = false;
   if (task) showTask(screen);
+  lookAgain();
 }
 
 function showRubric({ version, html }) {

@@ -124,6 +124,33 @@ def test_a_lead_cannot_void_an_admins_link(operation, ask, store):
     assert accept(ask, f"#{token}", NEW) == NOT_VALID
 
 
+def test_an_admin_changes_roles_and_a_lead_does_not(ask, store):
+    users, change = Users(store), "/lead/people/role"
+    bodies = [{"name": "annotator", "role": "lead"}, {"name": "lead", "role": "annotator"}]
+    refused = ask([("POST", change, body) for body in bodies])
+    problem = "Only admins can add or change accounts with the role lead. Ask an admin."
+    assert [said(one)["error"] for one in refused] == [problem] * 2
+    epoch = users.get("annotator").epoch
+    last = {"name": "admin", "role": "lead"}
+    unknown = {"name": "annotator", "role": "owner"}
+    done, *no = ask([("POST", change, body) for body in (bodies[0], last, unknown)], "admin")
+    assert said(done) == {"say": "annotator is lead now and has to sign in again."}
+    assert [said(one)["error"] for one in no] == [
+        "admin is the only admin who can sign in. Make another user admin first.",
+        "There is no such role. Use annotator, lead, admin.",
+    ]
+    assert users.of_session("annotator", epoch) is None
+    assert {one.name: one.role for one in users.all()} == {
+        "admin": "admin",
+        "annotator": "lead",
+        "lead": "lead",
+    }
+    [page] = ask([("GET", "/lead/people", None)], "admin")
+    assert 'aria-label="Role of annotator"' in page.text
+    [page] = ask([("GET", "/lead/people", None)], "lead")
+    assert "Role of" not in page.text
+
+
 def test_nobody_disables_themselves(ask, store):
     [refused] = ask([("POST", "/lead/people/disable", {"name": "admin"})], "admin")
     assert said(refused)["error"] == "You cannot disable yourself. Ask another admin."

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from labeling_app.web.runs.page import status_of
 from labeling_app.web.runs.routes import answer
 from rlhf.commands.loop.opened import read_loop_file
 from rlhf.errors import ConfigError
+from rlhf.records.jsonl import write_json
+from rlhf.run.locks import locked
+from rlhf.run.loops.train_now import (
+    Waiting,
+    end_waiting,
+    training_requested_by,
+    write_waiting,
+)
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 from tests.pipeline.loop import write_prompts
 from tests.rlhf.run.loops.folders import make_loop, make_round
@@ -177,6 +186,71 @@ def test_a_killed_loop_is_said_to_be_dead(process: LoopProcess) -> None:
 def test_a_loop_that_does_not_run_is_not_paused(process: LoopProcess) -> None:
     assert send(process, "pause") == "No loop runs. There is nothing to pause."
     assert not process.file.out.exists()
+
+
+def test_a_loop_that_does_not_wait_is_not_told_to_train(process: LoopProcess) -> None:
+    out = process.file.out
+    waits = Waiting(round=1, new=2, wanted=9, possible=4)
+    refusal = (
+        f"The loop in {out} does not wait for rankings. Train now starts a round that waits for "
+        "people. Start or resume the loop first."
+    )
+    assert send(process, "train") == refusal
+    write_waiting(make_loop(out, "m", status="running"), waits)
+    assert send(process, "train") == refusal  # of a loop that was killed
+
+
+def test_a_waiting_round_says_what_a_lead_can_do(process: LoopProcess) -> None:
+    out = make_loop(process.file.out, "m", status="running")
+    beat = {"rank": 0, "host": "h", "pid": 1, "phase": "waiting for rankings: 2 of 9", "step": 1}
+    with locked(out, ""):
+        write_json(out / "heartbeat" / "rank-00000.json", {**beat, "time": time.time()})
+        write_waiting(out, Waiting(round=1, new=2, wanted=9, possible=6))
+        status = status_of(process)
+        assert (status.name, status.may_train) == ("waiting", True)
+        assert status.advice == (
+            "7 rankings are missing, and the open tasks can give only 6. Import prompts with "
+            "responses on the Data page, or train now."
+        )
+        write_waiting(out, Waiting(round=1, new=2, wanted=9, possible=7))
+        enough = "Train now starts the round with the rankings there are."
+        assert status_of(process).advice == enough
+        assert send(process, "train") == ""
+        assert training_requested_by(out, 1) == "lea"
+        end_waiting(out)
+        assert not status_of(process).may_train
+
+
+def test_start_is_offered_only_where_another_round_can_start(process: LoopProcess) -> None:
+    out = make_loop(process.file.out, "m")
+    rounds = [{"outcome": "better"}, {"outcome": "better"}, {"outcome": "unproven"}]
+    write_json(out / "report.json", {"rounds": rounds, "stopped": "x"})
+    status = status_of(process)
+    assert (status.name, status.may_start) == ("done", "")
+    assert status.advice == (
+        "Another round cannot start while rounds is 3 and stop_without_gain is yes. Set rounds to "
+        "4 or more under Settings and stop_without_gain to no under Settings; then Start appears "
+        "here."
+    )
+    assert change(process, rounds=4) == ""
+    assert "while stop_without_gain is yes. Set stop" in status_of(process).advice
+    file = process.file.path
+    file.write_text(f"stop_without_gain: false\n{file.read_text('utf-8')}", encoding="utf-8")
+    status = status_of(process)  # the file as it is now
+    assert (status.may_start, status.advice) == ("Start", "")
+    closed = LoopProcess(replace(process.file, open=(), stop_without_gain=False))
+    assert status_of(closed).advice == (
+        "Another round cannot start while rounds is 3. Set rounds to 4 or more in loop.yaml; then "
+        "Start appears here."
+    )
+
+
+def test_the_remedy_of_an_error_is_shown(process: LoopProcess) -> None:
+    make_loop(
+        process.file.out, "m", status="failed", error="InputError: No prompts\n  Upload some."
+    )
+    status = status_of(process)
+    assert (status.words, status.advice) == ("Failed: InputError: No prompts", "Upload some.")
 
 
 def test_promotions_name_the_lead(process: LoopProcess) -> None:

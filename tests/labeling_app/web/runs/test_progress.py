@@ -20,7 +20,9 @@ LATER = ("round", *FIRST[1:])
 @pytest.fixture
 def file(tmp_path: Path) -> LoopFile:
     out = make_loop(tmp_path / "loop", model="m", status="running")
-    return LoopFile(path=tmp_path / "l.yaml", out=out, open=(), first=FIRST, later=LATER)
+    names = {"first": FIRST, "later": LATER}
+    limits = {"rounds": 3, "stop_without_gain": True}
+    return LoopFile(path=tmp_path / "l.yaml", out=out, open=(), **names, **limits)
 
 
 def entry(number: int, stage: str, seconds: float | None = 60.0, code: int | None = 0) -> dict:

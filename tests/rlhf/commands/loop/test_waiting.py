@@ -9,7 +9,9 @@ import pytest
 
 from labeling_app.annotators.rounds import queue_round
 from labeling_app.data_io.exporting import export
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.imports.unfinished import importing
+from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.commands.loop import waiting
 from rlhf.commands.loop.settings import LoopSettings
@@ -24,7 +26,9 @@ from rlhf.commands.loop.waiting import (
 from rlhf.errors import InputError
 from rlhf.records.jsonl import write_json
 from rlhf.records.schema import AnnotatorKind, Ranking
+from rlhf.run.locks import locked
 from rlhf.run.loops.pausing import end_pause, request_pause
+from rlhf.run.loops.train_now import request_training, training_requested_by
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import listening
 from tests.labeling_app.conftest import build_prompt, build_responses
@@ -214,9 +218,94 @@ def test_it_says_so_where_nothing_is_left_to_rank(
     with pytest.raises(KeyboardInterrupt):
         wait(path, 2)
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "0 of 2 new rankings, 2 missing; 0 tasks open. Import more prompts, or start the loop "
-        "again with a smaller --new-rankings."
+        "0 of 2 new rankings, 2 missing; 0 tasks open. Import prompts with responses (rlhf import, "
+        "or the Data page), or start the loop again with a smaller --new-rankings."
     )
+
+
+def stop_waiting(_: float = 0.0) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_task_on_somebodys_screen_is_still_open(
+    db: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(db) as store:
+        queue = TaskQueue(store)
+        queue.add_annotator("ann")
+        for number in range(3):
+            task = queue.next_task("ann")
+            if number < 2:
+                tiers = ((0,), (1,))
+                queue.submit("ann", Submission(id=f"s{number}", task_id=task.id, tiers=tiers))
+    monkeypatch.setattr(waiting.time, "sleep", stop_waiting)
+    with pytest.raises(KeyboardInterrupt):
+        wait(db, 3)
+    line = "2 of 3 new rankings, 1 missing; 1 task open."
+    assert capsys.readouterr().err.splitlines()[-1] == line
+
+
+def test_it_says_how_many_rankings_the_open_tasks_can_give(
+    db: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(db) as store:
+        set_overlap(store.connections, 2)
+        queue = TaskQueue(store)
+        queue.add_annotator("ann")
+        task = queue.next_task("ann")
+        queue.submit("ann", Submission(id="s", task_id=task.id, tiers=((0,), (1,))))
+        queue.next_task("ann")  # stays on the screen: 3 tasks for two people less one ranking
+    monkeypatch.setattr(waiting.time, "sleep", stop_waiting)
+    with pytest.raises(KeyboardInterrupt):
+        wait(db, 6)
+    line = "1 of 6 new rankings, 5 missing; 3 tasks open."
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    with pytest.raises(KeyboardInterrupt):
+        wait(db, 7)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "1 of 7 new rankings, 6 missing; 3 tasks open. They can give 5 rankings. Import prompts "
+        f"with responses (rlhf import, or the Data page), or train now: rlhf runs train {db.parent}"
+        " (or Train now on the Runs page)."
+    )
+
+
+def test_a_round_trains_at_once_where_somebody_asks(
+    db: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, refused = db.parent, list[str]()
+
+    def ask() -> None:
+        try:
+            request_training(out, "lea")
+        except InputError as error:
+            refused.append(error.problem)
+
+    def pause_and_ask() -> None:
+        request_pause(out, "lea")
+        ask()
+        end_pause(out)
+        rank(db, 0)
+
+    ask()
+    monkeypatch.setattr(waiting, "time", Clock(ask, pause_and_ask, lambda: None, ask))
+    with locked(out, ""):
+        wait(db, 3, number=4)
+        ask()
+    assert refused == [
+        f"The loop in {out} does not wait for rankings",
+        "Round 4 has no new rankings to train on",
+        f"The loop in {out} does not wait for rankings",
+        f"The loop in {out} does not wait for rankings",
+    ]
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "lea starts the training with the rankings there are.",
+        "1 of 3 new rankings, 2 missing; 3 tasks open.",
+    ]
+    assert (training_requested_by(out, 4), training_requested_by(out, 5)) == ("lea", None)
+    wait(db, 3, number=4)  # also of a loop that was killed after the request
+    monkeypatch.setattr(waiting, "time", Clock(stop_waiting))
+    with pytest.raises(KeyboardInterrupt):
+        wait(db, 3, number=5)  # the next round waits
 
 
 def test_at_its_time_a_round_starts_with_fewer_rankings(
