@@ -8,8 +8,8 @@
     --lora.share-base   one frozen model under policy, critic and reward models, their adapters
 
 `--sharding` over N processes shards the optimizer (zero1), gradients too (zero2), and weights too
-(zero3, fsdp). Weights are gathered while PPO samples, unless vLLM does under fsdp. What is
-offloaded is in main memory.
+(zero3, fsdp). The policy is gathered while PPO samples, unless vLLM does under fsdp. Under zero3
+policy and critic are gathered to measure a rollout and the KL. What is offloaded is in main memory.
 """
 
 from dataclasses import dataclass, replace
@@ -164,7 +164,7 @@ def ppo_plan(
         f"Memory of each process for PPO, with prompts of {sampled.prompt} tokens",
         (*map(layout.on_device, held), *resident),
         {
-            "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16)
+            "sampling": _sampling(shape, sampled, roles, layout, bf16=bf16)
             + (engine if roles.engine_sleeps else ()),
             **_reading(shape, reward, batch, roles, layout, bf16=bf16),
             **_auditing(shape, reward, batch, roles, layout, bf16=bf16),
@@ -214,13 +214,7 @@ def _kept(reward: Shape, roles: Roles, episodes: int, new: int) -> tuple[Item, .
 
 
 def _sampling(
-    shape: Shape,
-    reward: Shape,
-    batch: SampleBatch,
-    roles: Roles,
-    layout: Layout,
-    *,
-    bf16: bool,
+    shape: Shape, batch: SampleBatch, roles: Roles, layout: Layout, *, bf16: bool
 ) -> tuple[Item, ...]:
     matrices = 0 if layout.bf16_weights else roles.lora_rank * shape.lora_rows or shape.linear
     if roles.vllm:
@@ -230,12 +224,16 @@ def _sampling(
         sampling: tuple[Item, ...] = (given,)
     else:
         sampling = sampling_items(shape, batch, bf16=bf16, trained=matrices)
-    return (*_gathered(shape, reward, roles, layout), *sampling)
+    if not layout.shards(State.WEIGHTS) or (roles.vllm and layout.strategy == "fsdp"):
+        return sampling
+    size = BF16 if layout.bf16_weights else FP32
+    whole = Item("whole weights", float(size * shape.parameters), "of the policy, gathered")
+    return (whole, *sampling)
 
 
 def _gathered(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> tuple[Item, ...]:
-    """Sharded weights, gathered."""
-    if not layout.shards(State.WEIGHTS) or _stays_sharded(roles, layout):
+    """Sharded weights, gathered to measure with."""
+    if not layout.shards(State.WEIGHTS) or _reads_sharded(layout):
         return ()
     held = _whole_bytes(shape, reward, roles, layout)
     return (Item("whole weights", held, "of policy and critic, gathered"),)
@@ -254,9 +252,9 @@ def _rounded(counts: dict[str, int], reward: Shape, roles: Roles) -> dict[str, i
     return {"policy": counts["policy"], **critic}
 
 
-def _stays_sharded(roles: Roles, layout: Layout) -> bool:
-    """Whether sampling gathers no model, and the original is sharded like the policy."""
-    return roles.vllm > 0 and layout.strategy == "fsdp"
+def _reads_sharded(layout: Layout) -> bool:
+    """Whether a layer at a time is gathered to measure, and the original model is sharded, too."""
+    return layout.strategy == "fsdp"
 
 
 def _auditing(
@@ -268,14 +266,14 @@ def _auditing(
     """
     gathered = _gathered(shape, reward, roles, layout)
     matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)
-    if _stays_sharded(roles, layout) or layout.bf16_weights:
+    if _reads_sharded(layout) or layout.bf16_weights:
         matrices = []  # layers are gathered in bf16, one at a time, or all weights are bf16
     reads = _forward_pass(shape, SCORE_BATCH, batch.sampled, bf16=bf16)
     phases = {"measuring the KL": (*gathered, *matrices, *reads)}
     if roles.lora_rank and not roles.four_bits:
         return phases  # the original model lies beneath the adapters
     size = float(FP32 * shape.parameters)
-    if _stays_sharded(roles, layout):
+    if _reads_sharded(layout):
         size = layout.held(State.WEIGHTS, size)
     loaded = Item("loaded reference: weights", size, "float32")
     phases["auditing"] = (loaded, *reads)
@@ -290,7 +288,7 @@ def _reading(
 ) -> dict[str, tuple[Item, ...]]:
     """The phase in which policy and critic read a rollout, one after the other."""
     matrices = copies(_multiplied(shape, reward, roles, layout), bf16=bf16)
-    if _stays_sharded(roles, layout):
+    if _reads_sharded(layout):
         matrices = []  # layers are gathered in bf16, one at a time
     reads = _forward_pass(shape, batch.episodes, batch.sampled, bf16=bf16)
     gathered = _gathered(shape, reward, roles, layout)
@@ -346,7 +344,7 @@ def _frozen(shape: Shape, reward: Shape, roles: Roles, layout: Layout, *, bf16: 
     items = []
     if roles.resident:
         size = float(FP32 * shape.parameters)
-        if _stays_sharded(roles, layout):
+        if _reads_sharded(layout):
             size = layout.held(State.WEIGHTS, size)
         items.append(Item("reference model: weights", size, "float32, --kl.source resident"))
     if roles.encoder_parameters:

@@ -30,10 +30,10 @@ FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead
 matrix or the rest is larger than layers and activations, the peak is when their gradients are sent:
 12 bytes for each of those parameters, their gradients and the copy for communication, and at PPO's
 output matrix 16, as it was gathered again just before, beside half of the activations. While PPO
-samples under ZeRO-3 or FSDP, every device also holds the whole policy and critic, 4·P, and copies
-of their matrices, 2·C; with bf16 weights 2·P. With FSDP and vLLM it does not: it holds its part of
-vLLM's bf16 weights and pages, then a layer at a time. Audits load the original model in float32:
-4 bytes a parameter, sharded only where FSDP and vLLM leave no model whole.
+samples under ZeRO-3 or FSDP, every device also holds the whole policy, 4 bytes a parameter, and
+copies of its matrices; with bf16 weights 2 bytes. With FSDP and vLLM it holds its part of vLLM's
+bf16 weights and pages instead. To measure, FSDP gathers a layer at a time, ZeRO-3 policy and
+critic. Audits load the original model in float32: 4 bytes a parameter, sharded only under FSDP.
 For PPO, LoRA is one model with `--lora.share-base`, as in rlhf/planning/ppo_plan.py. For reference
 outputs each device holds the whole model, unless vLLM samples under FSDP.
 """
@@ -157,9 +157,9 @@ def strategies_of(gpus: int) -> tuple[str, ...]:
     return tuple(one for one in STRATEGIES if gpus > 1 or SHARDINGS.get(one, "ddp") == "ddp")
 
 
-def stays_sharded(strategy: str, load: Load) -> bool:
-    """Whether sampling gathers no model."""
-    return is_fsdp(strategy) and load.vllm > 0
+def reads_sharded(stage: str, strategy: str, load: Load) -> bool:
+    """Whether a stage reads its models a layer at a time and never gathers one to do so."""
+    return is_fsdp(strategy) and (stage == "ppo" or load.vllm > 0)
 
 
 def tensor_parallel_bytes(shape: Shape, load: Load, processes: int) -> float:
@@ -218,7 +218,7 @@ def plan_of(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> P
     prompt = load.length // 2
     sampled = SampleBatch(load.batch, prompt, load.length - prompt)
     if stage == "reference":
-        shards = layout if stays_sharded(strategy, load) else None
+        shards = layout if reads_sharded(stage, strategy, load) else None
         vllm = load.vllm if shards else min(load.vllm, 1)  # else each process has its own
         return reference_plan(shape, None, sampled, bf16=True, layout=shards, vllm=vllm)
     return ppo_plan(
@@ -266,7 +266,7 @@ def _with_gathered(
         return passing_bytes(strategy, sizes, parts, computing)
     if phase == "stepping" and strategy == "ZeRO-3":
         return computing + FP32 * sizes.trained / parts
-    if parts == 1 or stage == "reward" or not stays_sharded(strategy, load):
+    if parts == 1 or stage == "reward" or not reads_sharded(stage, strategy, load):
         return computing
     if phase == "auditing" or stage == "reference":  # of the original model, in float32
         return reading_bytes(sizes, computing, layers=FP32)

@@ -154,26 +154,28 @@ def test_ddp_keeps_its_gradients_in_every_phase(phase: str) -> None:
     assert ("gradients" in sizes(alone, phase)) is (phase == "stepping")
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
-def test_whole_models_are_copied_in_bf16_while_they_sample_and_read(strategy: str) -> None:
-    """Sharded ones are not: FSDP and ZeRO-3 gather a layer at a time."""
-    plan = ppo(layout=Layout(strategy, 4, processes=4))
+def test_the_policy_is_gathered_to_sample_and_copied_in_bf16() -> None:
+    """FSDP measures a layer at a time; ZeRO 3 gathers policy and critic to measure."""
     copied, both = "bf16 copies of the matrices", 2 * (2 * LAYER + 800 + 2 * LAYER)
-    for phase, size in (("sampling", 2 * (2 * LAYER + 800)), ("reading the rollout", both)):
-        found = added(plan, phase)
-        assert found["whole weights"] == 4 * (POLICY + SHAPE.trunk)
-        assert found[copied] == size
-    assert copied not in added(plan, "computing gradients")
+    for strategy in ("fsdp", "zero3"):
+        plan = ppo(layout=Layout(strategy, 4, processes=4))
+        found = added(plan, "sampling")
+        assert found["whole weights"] == 4 * POLICY
+        assert found[copied] == 2 * (2 * LAYER + 800)
+        assert copied not in added(plan, "computing gradients")
+        read = added(plan, "reading the rollout")
+        whole = {"whole weights": 4 * (POLICY + SHAPE.trunk), copied: both}
+        kept = {name: size for name, size in read.items() if name in whole}
+        assert kept == (whole if strategy == "zero3" else {})
     assert added(ppo(), "reading the rollout")[copied] == both  # in one process
     assert added(ppo(), "computing gradients")[copied] == both
 
 
 def test_whole_bf16_weights_need_no_copies() -> None:
     plan = ppo(layout=Layout("fsdp", 4, processes=4, bf16_weights=True))
+    assert added(plan, "sampling")["whole weights"] == 2 * POLICY
     for phase in ("sampling", "reading the rollout"):
-        found = added(plan, phase)
-        assert found["whole weights"] == 2 * (POLICY + SHAPE.trunk)
-        assert "bf16 copies of the matrices" not in found
+        assert "bf16 copies of the matrices" not in added(plan, phase)
 
 
 def test_weights_go_to_vllm_in_its_own_precision() -> None:
@@ -198,17 +200,18 @@ def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
         return {"one layer": working, "logits": rows * position}
 
     whole, loaded = {"whole weights": 4 * POLICY}, {"loaded reference: weights": 4 * POLICY}
-    plan = ppo(roles=Roles(critic="none", audited_rows=3), layout=Layout("fsdp", 4, processes=4))
+    plan = ppo(roles=Roles(critic="none", audited_rows=3), layout=Layout("zero3", 4, processes=4))
     assert added(plan, "auditing") == {**loaded, **reads(32)}
     assert added(plan, "auditing during training") == {**whole, **loaded, **reads(3)}
     copied = {"bf16 copies of the matrices": 2 * (2 * LAYER + 800)}
     assert added(plan, "measuring the KL") == {**whole, **copied, **reads(32)}
     assert added(plan, "reading the rollout") == {**whole, **copied, **reads(2)}
-    # with vLLM the original is sharded like the policy, and nothing is whole
-    roles = Roles(critic="none", audited_rows=3, vllm=4)
-    plan = ppo(roles=roles, layout=Layout("fsdp", 4, processes=4))
+    # under FSDP the original is sharded like the policy, and nothing is whole
     loaded = {"loaded reference: weights": 4 * POLICY / 4}
-    assert added(plan, "auditing during training") == {**loaded, **reads(3)}
-    assert added(plan, "measuring the KL") == reads(32)
-    assert added(plan, "reading the rollout") == reads(2)
+    for vllm in (0, 4):
+        roles = Roles(critic="none", audited_rows=3, vllm=vllm)
+        plan = ppo(roles=roles, layout=Layout("fsdp", 4, processes=4))
+        assert added(plan, "auditing during training") == {**loaded, **reads(3)}
+        assert added(plan, "measuring the KL") == reads(32)
+        assert added(plan, "reading the rollout") == reads(2)
     assert "auditing during training" not in ppo().phases

@@ -124,13 +124,13 @@ def test_ppo_reads_a_rollout_a_layer_at_a_time_by_hand() -> None:
     state = (12 * (shape.parameters + CRITIC) + 4 * CRITIC) / 8
     rest = 3 * 4096  # two norms and a head
     assert reads(4) < 4 * matrix  # of which three are there, and the output matrix's bf16 copy
-    load = replace(LOAD, vllm=1)
-    found = phase_bytes("ppo", "FSDP", shape, load, 8)["reading the rollout"]
-    assert found == pytest.approx(state + 4 * rest + 14 * matrix, rel=1e-9)
     assert 2 * matrix < 2 * layer
-    found = phase_bytes("ppo", "FSDP bf16-weights", shape, load, 8)["reading the rollout"]
-    expected = state + 2 * rest + 4 * layer + max(2 * layer, reads(4))
-    assert found == pytest.approx(expected, rel=1e-9)
+    rounded = state + 2 * rest + 4 * layer + max(2 * layer, reads(4))
+    for load in (LOAD, replace(LOAD, vllm=1)):
+        found = phase_bytes("ppo", "FSDP", shape, load, 8)["reading the rollout"]
+        assert found == pytest.approx(state + 4 * rest + 14 * matrix, rel=1e-9)
+        found = phase_bytes("ppo", "FSDP bf16-weights", shape, load, 8)["reading the rollout"]
+        assert found == pytest.approx(rounded, rel=1e-9)
 
 
 def test_an_output_matrix_of_bf16_weights_by_hand() -> None:
@@ -196,14 +196,11 @@ def reads(rows: int) -> float:
         ("ZeRO-1", 4 + 12 / 8, 0, 2),
         ("ZeRO-2", 4 + 12 / 8, 0, 2),
         ("ZeRO-3", 16 / 8, 4, 2),
-        ("FSDP", 12 / 8, 4, 2),
-        ("FSDP bf16-weights", 12 / 8, 2, 0),
     ],
 )
 def test_phases_of_ppo_by_hand(strategy: str, held: float, whole: float, copies: float) -> None:
     found = phase_bytes("ppo", strategy, SHAPE, LOAD, 8)
-    frozen = 4 / 8 if strategy in ("ZeRO-3", "FSDP", "FSDP bf16-weights") else 4
-    state = held * BOTH + frozen * CRITIC
+    state = held * BOTH + (4 / 8 if strategy == "ZeRO-3" else 4) * CRITIC
     expected = state + whole * BOTH + copies * COPIED + reads(4)
     # the critic's head is not gathered, nor rounded
     assert found["reading the rollout"] == pytest.approx(expected, abs=4 * 4096)
@@ -212,6 +209,22 @@ def test_phases_of_ppo_by_hand(strategy: str, held: float, whole: float, copies:
     # the original model beside all that, in float32, when nothing is gathered
     expected = state + 4 * SHAPE.parameters + reads(32)
     assert found["auditing"] == pytest.approx(expected, abs=4 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "like", "held", "size"),
+    [
+        ("ZeRO-3", "DDP", 16 * BOTH + 4 * CRITIC, 4),
+        ("FSDP", "DDP", 12 * BOTH + 4 * CRITIC, 4),
+        ("FSDP bf16-weights", "DDP bf16-weights", 12 * BOTH + 4 * CRITIC, 2),
+    ],
+)
+def test_the_policy_alone_is_gathered_to_sample(
+    strategy: str, like: str, held: float, size: int
+) -> None:
+    sampling = phase_bytes("ppo", like, SHAPE, LOAD, 8)["sampling"] - 16 * BOTH - 4 * CRITIC
+    found = phase_bytes("ppo", strategy, SHAPE, LOAD, 8)["sampling"]
+    assert found == held / 8 + size * SHAPE.parameters + sampling
 
 
 def test_with_vllm_ddp_keeps_no_copies_while_it_samples() -> None:
