@@ -36,7 +36,12 @@ def quality_page(store: Store) -> str:
     frame = LeadFrame()
     frame.templates.filters |= FILTERS
     sender = User(name="lea", role="lead", disabled=False, epoch=0)
-    values = {"quality": measure_quality(store), "is_old": False, "work": open_work(store)}
+    values = {
+        "quality": measure_quality(store),
+        "is_old": False,
+        "work": open_work(store),
+        "served": [],
+    }
     return frame.render(TEMPLATE, sender, PATH, **values)
 
 
