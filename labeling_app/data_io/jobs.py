@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -133,9 +134,10 @@ def _writer_of_share(file: Path) -> Progress:
     def write(share: float) -> None:
         nonlocal next_at
         if monotonic() >= next_at:
-            partial = file.with_suffix(".partial")
-            partial.write_text(f"{share:.3f}")
-            partial.replace(file)
+            with suppress(OSError):  # no reason to end an import: the folder is full, or gone
+                partial = file.with_suffix(".partial")
+                partial.write_text(f"{share:.3f}")
+                partial.replace(file)
             next_at = monotonic() + SHARE_SECONDS
 
     return write

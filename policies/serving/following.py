@@ -6,7 +6,6 @@ so no stream breaks. If it does not start, the earlier policy answers on.
 """
 
 import asyncio
-import sqlite3
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from pathlib import Path
 
 from policies.serving.proxy import Proxy, Side
 from policies.serving.servers.engine import EngineProcess
-from rlhf.errors import RlhfError
 from rlhf.records.served import Variant
 from rlhf.run.loops.promotion import promoted_policy
 
@@ -56,7 +54,7 @@ class PromotionFollower:
                 name = await asyncio.to_thread(promoted_policy, self.out)
                 if name != self.name:
                     await self._change_to(name, proxy)
-            except (RlhfError, OSError, sqlite3.Error) as error:
+            except Exception as error:  # whatever it is, the earlier policy answers on
                 sys.stderr.write(
                     f"The promoted policy of {self.out} cannot be served: {error}\n"
                     f"{self.name} answers until it can; it is tried again in a minute.\n"
@@ -68,13 +66,21 @@ class PromotionFollower:
         side, engine = start()  # here: the system ends it with the thread that has started it
         try:
             while not await asyncio.to_thread(engine.is_ready):
+                if not await self._is_promoted(name):
+                    break
                 await asyncio.sleep(READY_SECONDS)
+            if not await self._is_promoted(name):  # rolled back meanwhile
+                await asyncio.to_thread(engine.stop)
+                return
             async with proxy.changing:
                 before = proxy.policies.sides[self.variant]
                 sides = {**proxy.policies.sides, self.variant: side}
                 comparison = await asyncio.to_thread(self.start_comparison, sides)
                 proxy.change(self.variant, side, comparison)
-        except BaseException:
+        except Exception:
+            await asyncio.to_thread(engine.stop)
+            raise
+        except asyncio.CancelledError:
             engine.stop()
             raise
         self.engines.append(engine)
@@ -83,6 +89,9 @@ class PromotionFollower:
         retiring.add_done_callback(self._retiring.discard)
         self.name, self.engine = name, engine
         sys.stderr.write(f"Promoted: {name} answers from now on.\n")
+
+    async def _is_promoted(self, name: str) -> bool:
+        return await asyncio.to_thread(promoted_policy, self.out) == name
 
     async def _retire(self, side: Side, engine: EngineProcess) -> None:
         """End a server with its last answer."""

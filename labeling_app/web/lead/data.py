@@ -83,10 +83,9 @@ class DataPage:
 
     async def _import(self, upload: Upload, job: Payload) -> None:
         try:
-            upload.outcome = await run_job(job)
+            upload.outcome = {**await run_job(job), "replaces": job["replace"]}
         finally:
             upload.is_importing = False
-        upload.outcome["replaces"] = job["replace"]
         upload.share_file.unlink(missing_ok=True)
         if "error" not in upload.outcome:
             upload.remove()

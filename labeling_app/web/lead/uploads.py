@@ -27,7 +27,7 @@ from rlhf.errors import InputError
 MAX_PIECE_BYTES = 1_000_000
 MAX_NAME = 200
 MAX_LOGGED = 10_000
-PREFIX = "rlhf-uploads-"
+PREFIX = "rlhf-lead-files-"  # an earlier name had no lock
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".csv", ".parquet")
 Payload = dict[str, Any]
 
@@ -170,7 +170,8 @@ def _new_folder() -> tuple[Path, int]:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # 0700
         with suppress(FileNotFoundError):  # another server took it for abandoned just now
             lock = os.open(folder, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(OSError):  # a file system without locks: nobody takes it for abandoned
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if folder.exists():
                 return folder, lock
             os.close(lock)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -62,6 +63,9 @@ class Serving:
     def __init__(self, out: Path, store: Store, servers: Mapping[str, ChatServer]) -> None:
         self.servers, self.records = servers, ServedRecords(store)
         self.broken: set[str] = set()
+        self.loading: set[str] = set()  # folders whose server is never ready
+        self.begun: list[EngineProcess] = []
+        self.is_locked = False
         side, engine = self.prepare("original")()
         against = Side(description={"path": "other"}, upstream=side.upstream)
         sides = {"policy": side, "against": against}
@@ -83,7 +87,9 @@ class Serving:
             raise InputError(f"{folder} is not a model", "Train it.")
 
         def start() -> tuple[Side, EngineProcess]:
-            engine = EngineProcess(lambda port: [sys.executable, "-c", HEALTHY, str(port)])
+            program = "import time; time.sleep(600)" if folder in self.loading else HEALTHY
+            engine = EngineProcess(lambda port: [sys.executable, "-c", program, str(port)])
+            self.begun.append(engine)
             url = self.servers[folder].url
             upstream = Upstream(url=url, model=folder, headers={})
             return Side(description={"path": folder}, upstream=upstream), engine
@@ -91,6 +97,8 @@ class Serving:
         return start
 
     def start_comparison(self, sides: Mapping[Any, Side]) -> int:
+        if self.is_locked:
+            raise sqlite3.OperationalError("database is locked")
         names = {name: side.description["path"] for name, side in sides.items()}
         return self.records.start_comparison(names, 0.5)
 
@@ -197,6 +205,35 @@ def test_a_policy_that_cannot_be_served_is_tried_again_and_the_earlier_one_answe
     said = capsys.readouterr().err
     assert f"The promoted policy of {out} cannot be served: {promoted} is not a model" in said
     assert "original answers until it can; it is tried again in a minute." in said
+
+
+@pytest.mark.parametrize("case", ["rolled back while it loads", "database locked"])
+def test_a_server_that_is_not_needed_ends_and_the_earlier_one_answers(
+    case: str,
+    out: Path, old: ChatServer, new: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
+    promoted = f"{out}/round-0/ppo/policy"
+    with Store(tmp_path / "labels.db") as store:
+        serving = Serving(out, store, {"original": old, promoted: new})
+        first = serving.follower.engine
+        serving.is_locked = case == "database locked"
+        serving.loading |= set() if serving.is_locked else {promoted}
+
+        async def work() -> None:
+            promote(out, 0, "lea")
+            while len(serving.begun) < 2:
+                await asyncio.sleep(0.02)
+            if not serving.is_locked:
+                await asyncio.sleep(0.2)
+                roll_back(out, "lea")
+            while serving.begun[1]._process.poll() is None:
+                await asyncio.sleep(0.02)
+            assert text_of(await serving.ask()) == "the original says so"
+            assert serving.follower.engines == [first]
+            assert serving.follower.name == "original"
+
+        run_alone(serving.run(work()))
 
 
 @pytest.mark.slow

@@ -11,7 +11,23 @@ function lookAgain() {
 async function lookForWork() {
   if (!element.isConnected || task) return;
   const screen = document.hidden || busy || find('dialog[open]') ? { ok: false } : await ask({ op: 'next' });
-  if (task || busy) return;
-  if (screen.ok) show(screen);
-  else lookAgain();
+  if (task) return;
+  if (busy || !screen.ok) {
+    if (screen.error === SIGNED_OUT) complain(screen.error);
+    lookAgain();
+    return;
+  }
+  show(screen);
+  if (task) startClockWithPerson();
+}
+
+// The task came while nobody may have been there: its time begins with the first movement or key.
+function startClockWithPerson() {
+  const spent = performance.now() - shownAt;
+  const kinds = ['pointermove', 'pointerdown', 'keydown'];
+  const start = () => {
+    for (const kind of kinds) document.removeEventListener(kind, start, true);
+    shownAt = performance.now() - spent;
+  };
+  for (const kind of kinds) document.addEventListener(kind, start, true);
 }

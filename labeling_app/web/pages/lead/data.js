@@ -20,6 +20,9 @@ function parsed(text) {
 // so that its numbers do; a broken one is sent, too, and the server says where.
 function pastedFile(text) {
   const whole = parsed(text);
+  if (whole && typeof whole === 'object' && !Array.isArray(whole) && !text.trim().includes('\n')) {
+    return new File([text.trim()], 'pasted.jsonl');
+  }
   const isBroken = whole === undefined && /^\[\s*\{/.test(text);
   if (isBroken || (Array.isArray(whole) && !whole.some(item => typeof item === 'string'))) {
     return new File([text], 'pasted.json');

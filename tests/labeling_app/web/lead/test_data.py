@@ -76,7 +76,7 @@ def test_a_file_is_previewed_and_then_imported(ask, store):
 
 def left_over() -> list[str]:
     """Files that uploads and exports have left."""
-    return [path.name for path in Path(gettempdir()).glob("rlhf-uploads-*/*")]
+    return [path.name for path in Path(gettempdir()).glob("rlhf-lead-files-*/*")]
 
 
 def test_nothing_is_left_of_an_imported_file_and_a_downloaded_export(ask, import_lines):
@@ -266,7 +266,7 @@ def test_an_upload_is_bounded_and_private(ask):
     async def run(client: httpx.AsyncClient) -> list[int]:
         begun = await client.post("/lead/data/upload", json={"name": "../../x.jsonl", "size": 10})
         address = f"/lead/data/upload/{begun.json()['id']}"
-        [path] = Path(gettempdir()).glob(f"rlhf-uploads-*/{begun.json()['id']}.jsonl")
+        [path] = Path(gettempdir()).glob(f"rlhf-lead-files-*/{begun.json()['id']}.jsonl")
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         sent = [
             await client.post(f"{address}/0", content=b"x" * 11),  # more than was announced
