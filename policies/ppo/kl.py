@@ -7,6 +7,7 @@ resident    the same with a frozen copy of the original model in memory
 none        no KL term
 """
 
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -129,6 +130,9 @@ def audit(
     assert score is not None
     size = settings.batch.micro_batch_size
     found = measure_reference(accelerator, model, score, sequences, size, sharding)
+    del score
+    if sharding.shards_weights:
+        gc.collect()  # FSDP's modules and their hooks refer to each other
     mask = sequences.responses.mask
     return describe_reverse_kl(accelerator, log_probs, found, mask, "kl_audit")
 

@@ -48,14 +48,9 @@ from policies.ppo.update import (
     every_minibatch,
     reference_batch,
 )
-from policies.reference.audit import (
-    measure_forward_kl,
-)
+from policies.reference.audit import measure_forward_kl
 from policies.reference.loading import open_store_on_main
-from policies.reference.store import (
-    require_reference_of,
-    require_training_prompts,
-)
+from policies.reference.store import require_reference_of, require_training_prompts
 from policies.rewards import describe_rewards
 from reward.memory import device_bytes
 from rlhf.modeling.heads import reward_head

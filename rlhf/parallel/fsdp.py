@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -21,17 +22,23 @@ from rlhf.parallel.layers import ON_MAIN, find_layers, find_matrices, take_from_
 if TYPE_CHECKING:
     from rlhf.parallel.sharding import Sharding
 
+MESH = ("copies", "parts")
+_arranged: dict[tuple[str, int, int], tuple[Any, DeviceMesh]] = {}  # with all processes of then
+
 
 def arrange(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
     """The mesh of processes: one row, or rows of `group`. A row shards, columns hold copies.
 
-    Neighboring ranks, which are on one machine, are in one row.
+    Neighboring ranks, which are on one machine, are in one row. Of one kind there is one mesh: each
+    makes groups of its own, which PyTorch keeps.
     """
-    if not group:
-        return init_device_mesh(device.type, (processes,))
-    sizes = (processes // group, group)
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("copies", "parts"))
-    extend_timeouts()
+    kind = device.type, processes, group
+    world, mesh = _arranged.get(kind, (None, None))
+    if mesh is None or world is not dist.group.WORLD:
+        sizes, names = ((processes // group, group), MESH) if group else ((processes,), None)
+        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+        extend_timeouts()
+        _arranged[kind] = dist.group.WORLD, mesh
     return mesh
 
 

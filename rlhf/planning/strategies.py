@@ -137,8 +137,9 @@ def reading_bytes(
 ) -> float:
     """Bytes at the peak of a forward pass alone under FSDP.
 
-    A layer or matrix is there with the buffer that it was gathered in, and with the buffer of the
-    one before until it is gathered itself, later with what it computes. A parameter of layers is
+    A layer or matrix takes twice its size: itself, and the buffer that it was gathered in. On top
+    comes the larger of the previous one's buffer (while this one is gathered) and what it computes
+    (afterwards). A parameter of layers is
     gathered in `layers` bytes, one of matrices and the rest, which stays, in `ends`. `copied`: the
     bytes of copies that autocast keeps.
     """

@@ -16,7 +16,8 @@ For M forward and backward passes, W = 4·P the weights, of which B sit in layer
     FSDP bf16-weights           matrices and the rest are half as wide, too; gradients are float32
     LoRA              2·4·A     as DDP, of A parameters of adapters
 
-With `--parallel.reduce-dtype bf16` gradients are half as wide under DDP, FSDP and LoRA.
+With `--parallel.reduce-dtype bf16` gradients are half as wide under DDP, FSDP and LoRA; `rlhf plan`
+counts float32.
 
 Under tensor parallelism processes send what they add up: `tensor_parallel_traffic`.
 """

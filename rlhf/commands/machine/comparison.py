@@ -52,7 +52,7 @@ def _evaluated(run: Run) -> dict[str, tuple[StageStatus, StageStatus]]:
     The rounds of a loop share a name.
     """
     found = {}
-    for evaluation in _of_kind(run, "evaluate"):
+    for evaluation in _evaluations(run):
         if evaluation["status"] != "done":
             continue
         folders = _policy_folders(evaluation)
@@ -68,6 +68,11 @@ def _of_kind(run: Run, kind: str) -> list[StageStatus]:
     return [stage for stage in run.values() if stage["stage"] == kind]
 
 
+def _evaluations(run: Run) -> list[StageStatus]:
+    """The last to end is last."""
+    return sorted(_of_kind(run, "evaluate"), key=lambda one: one["finished_at"] or "")
+
+
 def _policy_folders(evaluation: StageStatus) -> set[Path]:
     """Where the policy of an evaluation is, or was made: also after all moved together."""
     given = RunDir(Path(evaluation["path"])).inputs.get("policy")
@@ -80,7 +85,7 @@ def _policy_folders(evaluation: StageStatus) -> set[Path]:
 
 def _other_evaluation(run: Run, *, has_policy: bool) -> StageStatus | None:
     """The last evaluation; in a run with a policy, the last that does not say of which policy."""
-    evaluations = _of_kind(run, "evaluate")
+    evaluations = _evaluations(run)
     if has_policy:
         evaluations = [one for one in evaluations if not _policy_folders(one)]
     return evaluations[-1] if evaluations else None

@@ -256,7 +256,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         lines += ["", *forecast_lines(settings, result["forecast"])]
     lines += [
         "",
-        "Recommended, all weights where they fit:",
+        "Recommended: all weights where they fit, else adapters, else vLLM:",
         *(f"  {one}" for one in result["advice"]),
     ]
     if result["ppo_phases_gib"]:

@@ -1,6 +1,5 @@
 """A GPU works ahead: no micro-batch of a step waits for it."""
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +10,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor
-from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
@@ -156,16 +154,6 @@ class Reads(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.count += function.overloadpacket in READS
         return function(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    """A group of one process."""
-    AcceleratorState._reset_state(True)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    AcceleratorState._reset_state(True)
 
 
 @pytest.mark.usefixtures("group")

@@ -20,7 +20,7 @@ def make(folder: Path, stage: str, report: dict[str, Any], *, steps: int = 0, **
     content = {"stage": stage, "status": "done", "inputs": inputs, "device_seconds": HOUR}
     dates = {"started_at": "2026-01-01T10:00:00+00:00", "finished_at": "2026-01-01T11:00:00+00:00"}
     folder.mkdir(parents=True)
-    write_json(folder / "stage.json", {**content, **dates, "processes": 1, **more})
+    write_json(folder / "stage.json", {**content, **dates, "processes": 1} | more)
     write_json(folder / "report.json", report)
     rows = [json.dumps({"step": step + 1}) + "\n" for step in range(steps)]
     (folder / "metrics.jsonl").write_text("".join(rows))
@@ -71,6 +71,12 @@ def test_every_policy_has_the_win_rate_of_its_own_evaluation(run: Path, capsys) 
     assert cli.main(["status", str(run)]) == 0  # two policies can be compared
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["run", str(run), f"{run}: distill"]
+
+
+def test_of_two_evaluations_the_last_to_end_counts(run: Path, capsys) -> None:
+    policy, ended = run / "ppo" / "policy", "2025-12-31T11:00:00+00:00"
+    make(run / "evaluate-gold", "evaluate", judged(0.6, 4.0), policy=policy, finished_at=ended)
+    assert results(compared(capsys, run)[str(run)])[:2] == (0.9, 7)
 
 
 def test_also_after_the_folder_was_moved_or_copied(run: Path, tmp_path: Path, capsys) -> None:

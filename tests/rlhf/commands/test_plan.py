@@ -36,7 +36,7 @@ def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureF
     assert [name for name, _ in rows] == ["DDP", "DDP bf16-weights", "LoRA"]
     assert all(cell.endswith("*") for _, cells in rows for cell in cells)
     assert lines[8:10] == [
-        "Recommended, all weights where they fit:",
+        "Recommended: all weights where they fit, else adapters, else vLLM:",
         "  reward: DDP, up to 1024 sequences in a forward pass.",
     ]
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rlhf.errors import ConfigError, InputError
+from rlhf.parallel.fsdp import arrange
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.settings import ClusterSettings, GroupSettings
 from rlhf.parallel.sharding import Sharding, assign, clear_gradients, prepare
@@ -242,3 +243,20 @@ def test_gradients_of_ddp_accumulate_in_its_buckets(tmp_path) -> None:
         assert weight.grad.tolist() == [[2, 2], [2, 2]]
     finally:
         dist.destroy_process_group()
+
+
+def test_one_mesh_of_a_kind_is_made(tmp_path) -> None:
+    """Every mesh makes process groups, which PyTorch keeps."""
+    meshes = []
+    for number in range(2):
+        file = f"file://{tmp_path}/group-{number}"
+        dist.init_process_group("gloo", init_method=file, rank=0, world_size=1)
+        try:
+            meshes += [arrange(torch.device("cpu"), 1, group) for group in (0, 1, 0, 1)]
+        finally:
+            dist.destroy_process_group()
+    plain, grouped, again, grouped_again, *later = meshes
+    assert plain is again
+    assert grouped is grouped_again
+    assert later[0] is not plain
+    assert later[1] is not grouped
