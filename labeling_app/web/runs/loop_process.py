@@ -145,7 +145,8 @@ class LoopProcess:
         path = self.file.path
         file = read_settings_file(path) if path.is_file() else {}
         found = {"rounds": self.file.rounds, "stop_without_gain": self.file.stop_without_gain}
-        for name, value in {**file, **self.values()}.items():
+        written = {name.replace("-", "_"): value for name, value in file.items()}
+        for name, value in {**written, **self.values()}.items():
             if name in found and type(value) is type(found[name]):
                 found[name] = value
         return found

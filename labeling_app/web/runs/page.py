@@ -7,6 +7,7 @@ from typing import Any
 from labeling_app.web.runs import picture
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.progress import clock, in_words, read_rounds
+from rlhf.errors import InputError
 from rlhf.run.intervals import in_words as rate_in_words
 from rlhf.run.loops.pausing import Pause, read_pause
 from rlhf.run.loops.promotion import (
@@ -122,7 +123,10 @@ def how_to_go_on(process: LoopProcess, report: Mapping[str, Any]) -> str:
         process: the loop.
         report: its report.json.
     """
-    rounds, values = report.get("rounds", []), process.current_values()
+    try:
+        rounds, values = report.get("rounds", []), process.current_values()
+    except InputError as error:  # somebody is editing the file
+        return str(error)
     found: list[tuple[str, str, str]] = []
     if rounds and len(rounds) >= values["rounds"]:
         found.append(("rounds", str(values["rounds"]), f"{len(rounds) + 1} or more"))
@@ -142,12 +146,13 @@ def how_to_go_on(process: LoopProcess, report: Mapping[str, Any]) -> str:
 
 def what_is_missing(waiting: Waiting) -> str:
     """What a lead can do while a round waits for rankings."""
-    train = "Train now starts the round with the rankings there are."
+    has_some = waiting.new > 0
     if waiting.missing <= waiting.possible:
-        return train
+        return "Train now starts the round with the rankings there are." if has_some else ""
     return (
         f"{waiting.missing:,} rankings are missing, and the open tasks can give only "
-        f"{waiting.possible:,}. Import prompts with responses on the Data page, or train now."
+        f"{waiting.possible:,}. Import prompts with responses on the Data page"
+        + (", or train now." if has_some else ".")
     )
 
 
@@ -162,7 +167,7 @@ def _running(process: LoopProcess, pause: Pause | None) -> Status:
             name=name,
             words=words,
             may_pause=True,
-            may_train=waiting is not None,
+            may_train=waiting is not None and waiting.new > 0,
             advice=what_is_missing(waiting) if waiting else "",
         )
     if phase.startswith("paused"):

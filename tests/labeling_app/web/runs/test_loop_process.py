@@ -212,6 +212,16 @@ def test_a_waiting_round_says_what_a_lead_can_do(process: LoopProcess) -> None:
             "7 rankings are missing, and the open tasks can give only 6. Import prompts with "
             "responses on the Data page, or train now."
         )
+        write_waiting(out, Waiting(round=1, new=0, wanted=9, possible=6))
+        status = status_of(process)
+        assert (status.may_train, status.advice) == (
+            False,
+            "9 rankings are missing, and the open tasks can give only 6. Import prompts with "
+            "responses on the Data page.",
+        )
+        assert send(process, "train") == (
+            "Round 1 has no new rankings to train on. Wait until somebody has ranked a task."
+        )
         write_waiting(out, Waiting(round=1, new=2, wanted=9, possible=7))
         enough = "Train now starts the round with the rankings there are."
         assert status_of(process).advice == enough
@@ -238,6 +248,13 @@ def test_start_is_offered_only_where_another_round_can_start(process: LoopProces
     file.write_text(f"stop_without_gain: false\n{file.read_text('utf-8')}", encoding="utf-8")
     status = status_of(process)  # the file as it is now
     assert (status.may_start, status.advice) == ("Start", "")
+    text = file.read_text("utf-8")
+    hyphens = text.replace("stop_without_gain: false", "stop-without-gain: true")
+    file.write_text(hyphens, encoding="utf-8")
+    assert "while stop_without_gain is yes" in status_of(process).advice
+    file.write_text("rounds: [", encoding="utf-8")
+    assert "loop.yaml is not valid YAML" in status_of(process).advice
+    file.write_text(text, encoding="utf-8")
     closed = LoopProcess(replace(process.file, open=(), stop_without_gain=False))
     assert status_of(closed).advice == (
         "Another round cannot start while rounds is 3. Set rounds to 4 or more in loop.yaml; then "
