@@ -28,6 +28,7 @@ from rlhf.errors import InputError
 Role = Literal["annotator", "lead", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
 MIN_PASSWORD = 8
+MAX_PASSWORD = 500  # what the forms accept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +132,12 @@ class Users:
         """Disable a user and sign them out everywhere, or enable them again.
 
         Raises:
-            InputError: no such user.
+            InputError: no such user, or nobody else is admin.
         """
-        self._change(name, disabled=int(disabled))
+        with self.connections.write():
+            if disabled and not self.require(name).disabled:
+                self._require_other_admin(self.require(name))
+            self._change(name, disabled=int(disabled))
 
     def set_role(self, name: str, role: Role) -> None:
         """Give somebody another role and sign them out everywhere.
@@ -147,13 +151,16 @@ class Users:
             user = self.require(name)
             if user.role == role:
                 raise InputError(f"{name} has the role {role} already", "Nothing was changed.")
-            others = (one for one in self.all() if one.name != name and not one.disabled)
-            if user.role == "admin" and not any(one.role == "admin" for one in others):
-                raise InputError(
-                    f"{name} is the only admin who can sign in", "Make another user admin first."
-                )
+            self._require_other_admin(user)
             self._change(name, role=role)
             delete_invitations(db, name)
+
+    def _require_other_admin(self, user: User) -> None:
+        others = (one for one in self.all() if one.name != user.name and not one.disabled)
+        if user.role == "admin" and not any(one.role == "admin" for one in others):
+            raise InputError(
+                f"{user.name} is the only admin who can sign in", "Make another user admin first."
+            )
 
     def reset_password(self, name: str, password: str) -> None:
         """Give somebody a new password and sign them out everywhere.
@@ -175,13 +182,34 @@ class Users:
             self._change(name, password=hashed)
             delete_invitations(db, name)
 
+    def change_password(self, name: str, old: str, new: str) -> SignIn:
+        """Give somebody who knows the old password a new one, and sign them out everywhere.
+
+        Returns:
+            The user as of now, whose next cookie is valid; or what is wrong with the old password.
+
+        Raises:
+            InputError: the new password is too short or too long; the old one is not checked.
+        """
+        require_password(new)
+        checked = self.sign_in(name, old).user
+        if checked is None:
+            return SignIn(problem="The current password is wrong.")
+        hashed = hash_password(new)
+        with self.connections.write():
+            if self.require(name).epoch != checked.epoch:
+                return SignIn(problem="Your account was changed meanwhile. Sign in again.")
+            self.set_hash(name, hashed)
+            return SignIn(user=self.require(name))
+
     def hash(self, password: str) -> str:
         """The hash of a password, which takes half a second.
 
         Raises:
-            InputError: the password is too short.
+            InputError: the password is too short or too long.
         """
-        return _hashed(password)
+        require_password(password)
+        return hash_password(password)
 
     def end_sessions(self, name: str) -> None:
         """Sign somebody out everywhere: all cookies given so far become invalid.
@@ -223,13 +251,17 @@ def no_user(name: str) -> InputError:
     return InputError(f"There is no user {name!r}", "See all users: rlhf users list --db DB")
 
 
-def _hashed(password: str) -> str:
+def require_password(password: str) -> None:
+    """Check that a new password has a length that the forms accept.
+
+    Raises:
+        InputError: it is too short or too long.
+    """
+    problem = f"The password has {len(password):,} characters"
     if len(password) < MIN_PASSWORD:
-        raise InputError(
-            f"The password has {len(password)} characters",
-            f"Use at least {MIN_PASSWORD}, or give none and get a random one.",
-        )
-    return hash_password(password)
+        raise InputError(problem, f"Use at least {MIN_PASSWORD}.")
+    if len(password) > MAX_PASSWORD:
+        raise InputError(problem, f"Use at most {MAX_PASSWORD}.")
 
 
 def _user(row: UserRow) -> User:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from playwright.sync_api import Page, expect
 
 from labeling_app.annotators.users import Users
@@ -181,6 +182,32 @@ def test_a_lead_changes_only_what_the_file_opens(made: App, sign_in: SignIn) -> 
     page.reload()
     expect(page.locator("[name='stages.ppo.steps']")).to_have_value("5")
     expect(page.locator("#values")).to_contain_text("The file says 2.")
+    require_accessible(page, "a setting that a lead has changed")
+    # What she has not changed stays that of the file, and what she is typing is not lost.
+    lead_file = made.db.parent / "lead.yaml"
+    assert yaml.safe_load(lead_file.read_text("utf-8")) == {"stages": {"ppo": {"steps": 5}}}
+    page.fill("[name=rounds]", "4")
+    page.get_by_role("button", name="Back to the file: stages.ppo.steps").click()
+    expect(page.locator("[name='stages.ppo.steps']")).to_have_value("2", timeout=60_000)
+    expect(page.locator("[name='stages.ppo.steps']")).to_be_focused()
+    expect(page.get_by_role("button", name="Back to the file")).to_have_count(0)
+    assert page.input_value("[name=rounds]") == "4"
+    assert yaml.safe_load(lead_file.read_text("utf-8")) in (None, {})
+
+
+def test_the_page_says_that_its_numbers_are_old(made: App, sign_in: SignIn) -> None:
+    page = sign_in(made, "lea", "lead/runs")
+    old = page.locator("#old")
+    expect(old).to_be_empty()
+    file = made.db.parent / "commands.json"
+    content = file.read_text("utf-8")
+    file.write_text("{", encoding="utf-8")
+    expect(old).to_contain_text("This page shows what was true at ")
+    expect(old).to_contain_text(str(file))
+    require_accessible(page, "old numbers")
+    expect(page.locator(".round")).to_have_count(2)
+    file.write_text(content, encoding="utf-8")
+    expect(old).to_be_empty()
 
 
 def test_an_annotator_has_no_runs(made: App, sign_in: SignIn) -> None:

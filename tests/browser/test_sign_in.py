@@ -16,6 +16,7 @@ from labeling_app.db.board.overlap import default_overlap, set_overlap
 from labeling_app.db.store import Store
 from rlhf.cli import main
 from tests.browser.conftest import submit_as_shown
+from tests.browser.test_whole_session import require_accessible
 
 pytestmark = pytest.mark.browser
 
@@ -159,6 +160,30 @@ def test_a_restart_signs_nobody_out_and_signing_out_does(served, open_page):
     page.context.add_cookies(copied)
     page.goto(served.url)
     page.wait_for_url("**/sign-in")
+
+
+def test_a_person_changes_her_password(served, open_page):
+    page, other = open_page(served.url), open_page(served.url)
+    for one in (page, other):
+        sign_in(one, "<b>ann")
+        one.wait_for_selector(".rb-list .rb-card")
+    page.get_by_role("link", name="Password").click()
+    require_accessible(page, "password")
+    page.fill("#old", "a guess")
+    page.fill("#new", "even longer")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".problem:has-text('The current password is wrong.')")
+    require_accessible(page, "password refused")
+    page.fill("#old", "long enough")
+    page.fill("#new", "even longer")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=status]:has-text('Your password is changed.')")
+    require_accessible(page, "password changed")
+    page.click("text=Rank responses")
+    page.wait_for_selector(".rb-list .rb-card")
+    other.reload()
+    sign_in(other, "<b>ann", "even longer")
+    other.wait_for_selector(".rb-list .rb-card")
 
 
 def test_a_ranking_made_while_signed_out_is_sent_after_signing_in_again(served, open_page):

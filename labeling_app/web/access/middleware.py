@@ -15,7 +15,13 @@ from labeling_app.annotators.users import User, Users
 from labeling_app.web.access import content_policy
 from labeling_app.web.access.cookies import read_cookie
 from labeling_app.web.access.origins import host_of, is_own_origin
-from labeling_app.web.access.sign_in import COOKIE, SIGN_IN_PATHS, FindUser, SignInPage
+from labeling_app.web.access.sign_in import (
+    COOKIE,
+    PASSWORD_PATH,
+    SIGN_IN_PATHS,
+    FindUser,
+    SignInPage,
+)
 from labeling_app.web.health import unusable_database
 
 USER = "rlhf.user"
@@ -101,6 +107,11 @@ class AuthMiddleware:
                 return RedirectResponse("/sign-in", status_code=303)
             return JSONResponse({"error": "Sign in first."}, status_code=401)
         request.scope[USER] = user
+        return await self._answer_user(request, user)
+
+    async def _answer_user(self, request: Request, user: User) -> Response | None:
+        if self.sign_in_page is not None and request.scope["path"] == PASSWORD_PATH:
+            return await self.sign_in_page.change_password(request, user)
         return _refuse_annotator(request) if user.role == "annotator" else None
 
     def _refusal(self, method: str, headers: Headers) -> str:

@@ -1,4 +1,4 @@
-"""`/sign-in` and `/sign-out`: the form, its limits, the cookie.
+"""`/sign-in`, `/sign-out` and `/password`: the forms, their limits, the cookie.
 
 Guessing is slowed down without locking anybody out. After a few wrong passwords for a name or from
 an address, each further attempt waits longer before it is checked, and only a few may wait at once.
@@ -20,15 +20,17 @@ from jinja2 import Environment, FileSystemLoader
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
-from labeling_app.annotators.users import SignIn, User, Users
+from labeling_app.annotators.users import SignIn, User, Users, require_password
 from labeling_app.web.access.attempts import Attempts, network_of
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.access.cookies import SESSION_SECONDS, make_cookie
 from labeling_app.web.health import unusable_database
 from rlhf.endpoints.request_bodies import BodyError, read_body
 from rlhf.endpoints.urls import LOOPBACK
+from rlhf.errors import InputError
 
 SIGN_IN_PATHS = ("/sign-in", "/sign-out")
+PASSWORD_PATH = "/password"
 COOKIE = "rlhf_session"
 MAX_FORM_BYTES = 10_000
 PAGES = Path(__file__).parents[1] / "pages"
@@ -45,6 +47,7 @@ AT_ONCE_BY_NAME = 5
 AT_ONCE_BY_ADDRESS = 10
 # One check takes 128 MB and half a second of a processor; more at once would slow the board.
 CHECKS_AT_ONCE = 1
+TOO_MANY = "Too many sign-ins at once. Wait a few seconds and try again."
 
 
 class TooManyAttemptsError(Exception):
@@ -101,7 +104,7 @@ def _wait_seconds(beyond: int) -> float:
 
 
 class SignInPage:
-    """Signs people in and out.
+    """Signs people in and out, and lets them change their password.
 
     Args:
         users: who may sign in.
@@ -131,43 +134,70 @@ class SignInPage:
 
     async def _sign_in(self, request: Request) -> Response:
         try:
-            body = await read_body(request, MAX_FORM_BYTES)
+            form = await _read_form(request)
         except BodyError as error:
             return JSONResponse({"error": error.problem}, status_code=error.status)
-        form = parse_qs(body.decode("utf-8", errors="replace"))
-        name, password = form.get("name", [""])[0].strip(), form.get("password", [""])[0]
-        try:
-            outcome = await self._check(network_of(_address(request)), name, password)
-        except TooManyAttemptsError:
-            problem = "Too many sign-ins at once. Wait a few seconds and try again."
-            page = sign_in_page(name, problem, status_code=429)
-            page.headers["retry-after"] = "5"
-            return page
-        except sqlite3.DatabaseError as error:
-            return sign_in_page(name, unusable_database(error), status_code=503)
+        name, password = form.get("name", "").strip(), form.get("password", "")
+        outcome, status_code = await self._check(request, name, self._users.sign_in, password)
         if outcome.user is None:
-            return sign_in_page(name, outcome.problem, status_code=401)
-        return self._signed_in(outcome.user, is_https=_is_https(request))
-
-    async def _check(self, address: str, name: str, password: str) -> SignIn:
-        with self._limits.attempt(address, name, time.monotonic()) as wait_seconds:
-            await anyio.sleep(wait_seconds)
-            outcome = await run_sync(self._users.sign_in, name, password, limiter=self._threads)
-            if outcome.user is not None:
-                self._limits.was_right(address, name)
-        return outcome
-
-    def _signed_in(self, user: User, *, is_https: bool) -> Response:
+            return sign_in_page(name, outcome.problem, status_code)
         answer = RedirectResponse("/", status_code=303)
+        self._set_cookie(answer, outcome.user, request)
+        return answer
+
+    async def change_password(self, request: Request, user: User) -> Response:
+        """Show the form, or change the password: other sessions end, the sender's goes on.
+
+        Args:
+            request: GET, HEAD or POST.
+            user: who sends it.
+        """
+        if request.method in ("GET", "HEAD"):
+            return password_page(user.name)
+        if request.method != "POST":
+            return JSONResponse({"error": "Open /password in a browser."}, status_code=405)
+        try:
+            form = await _read_form(request)
+            old, new = form.get("old", ""), form.get("new", "")
+            require_password(new)  # before the attempt is counted
+        except BodyError as error:
+            return JSONResponse({"error": error.problem}, status_code=error.status)
+        except InputError as error:
+            return password_page(user.name, f"{error.problem}. {error.remedy}", 400)
+        change = self._users.change_password
+        outcome, status_code = await self._check(request, user.name, change, old, new)
+        if outcome.user is None:
+            return password_page(user.name, outcome.problem, status_code)
+        answer = password_page(user.name, is_changed=True)
+        self._set_cookie(answer, outcome.user, request)
+        return answer
+
+    async def _check(
+        self, request: Request, name: str, check: Callable[..., SignIn], *passwords: str
+    ) -> tuple[SignIn, int]:
+        """Check a password as the limits allow: the outcome, and the status of a refusal."""
+        address = network_of(_address(request))
+        try:
+            with self._limits.attempt(address, name, time.monotonic()) as wait_seconds:
+                await anyio.sleep(wait_seconds)
+                outcome = await run_sync(check, name, *passwords, limiter=self._threads)
+                if outcome.user is not None:
+                    self._limits.was_right(address, name)
+            return outcome, 401
+        except TooManyAttemptsError:
+            return SignIn(problem=TOO_MANY), 429
+        except sqlite3.DatabaseError as error:
+            return SignIn(problem=unusable_database(error)), 503
+
+    def _set_cookie(self, answer: Response, user: User, request: Request) -> None:
         answer.set_cookie(
             COOKIE,
             make_cookie(self._secret, user.name, user.epoch),
             max_age=SESSION_SECONDS,
             httponly=True,
             samesite="lax",
-            secure=is_https,
+            secure=_is_https(request),
         )
-        return answer
 
     async def _sign_out(self, user: User | None) -> Response:
         """End all sessions of `user`, so that no copy of the cookie works any longer."""
@@ -187,9 +217,35 @@ class SignInPage:
 
 def sign_in_page(name: str = "", problem: str = "", status_code: int = 200) -> HTMLResponse:
     """The sign-in form; it needs no script."""
+    return _page("board/sign_in.html", status_code, name=name, problem=problem)
+
+
+def password_page(
+    name: str, problem: str = "", status_code: int = 200, *, is_changed: bool = False
+) -> HTMLResponse:
+    """The form for a new password, or that it is changed; it needs no script."""
+    return _page(
+        "board/password.html", status_code, name=name, problem=problem, is_changed=is_changed
+    )
+
+
+def _page(template: str, status_code: int, **values: str | bool) -> HTMLResponse:
     templates = Environment(loader=FileSystemLoader(PAGES), autoescape=True)
-    page = templates.get_template("board/sign_in.html").render(name=name, problem=problem)
-    return html_page(page, status_code)
+    answer = html_page(templates.get_template(template).render(values), status_code)
+    if status_code == 429:
+        answer.headers["retry-after"] = "5"
+    return answer
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    """The fields of a form, each with its first value.
+
+    Raises:
+        BodyError: it is too large, or ended early.
+    """
+    body = await read_body(request, MAX_FORM_BYTES)
+    fields = parse_qs(body.decode("utf-8", errors="replace"))
+    return {name: values[0] for name, values in fields.items()}
 
 
 def _address(request: Request) -> str:

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from labeling_app.annotators.invitations import Invitations
 from labeling_app.annotators.passwords import new_password
-from labeling_app.annotators.users import ROLES, Role, User, Users
+from labeling_app.annotators.users import MAX_PASSWORD, ROLES, Role, User, Users
 from labeling_app.db.people.sources import give_source, sources_with_people
 from labeling_app.db.store import Store
 from labeling_app.web.access.content_policy import html_page
@@ -24,7 +24,6 @@ from rlhf.errors import InputError
 PATH = "/lead/people"
 TEMPLATE = "lead/people.html"
 INVITATION_PATH = "/invitation"
-MAX_PASSWORD = 500
 MAX_BODY_BYTES = 10_000
 Payload = dict[str, Any]
 

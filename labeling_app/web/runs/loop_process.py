@@ -11,10 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labeling_app.web.runs.loop_file import LoopFile, flat, nested, read_values
+from labeling_app.web.runs.loop_file import LoopFile, OpenSetting, flat, nested, read_values
 from rlhf.config import merge, read_settings_file, to_yaml
 from rlhf.errors import InputError
 from rlhf.records.jsonl import new_file, write_text_atomically
@@ -140,6 +142,16 @@ class LoopProcess:
         file = self.file.run.lead_file
         return flat(read_settings_file(file), self.file.open) if file.is_file() else {}
 
+    def open_settings(self) -> list[OpenSetting]:
+        """What leads may change, with the values that the file has now.
+
+        If the file cannot be read, they are those it had when the server started.
+        """
+        written: dict[str, Any] = {}
+        with suppress(InputError):
+            written = flat(read_settings_file(self.file.path), self.file.open)
+        return [replace(one, value=written.get(one.name, one.value)) for one in self.file.open]
+
     def current_values(self) -> dict[str, Any]:
         """`rounds` and `stop_without_gain` as the next start has them."""
         path = self.file.path
@@ -159,10 +171,27 @@ class LoopProcess:
         """
         wanted = read_values(self.file.open, given)
         with self._lock:
-            values = {**self.values(), **wanted}
-            with new_file(self.file.run.lead_file) as candidate:
-                self._write(candidate, values)
-                _require_accepted([*_command(self.file.path), "--config", str(candidate)])
+            self._keep({**self.values(), **wanted})
+
+    def unset(self, name: Any) -> None:
+        """Let a setting be again what the file says, if `rlhf loop` accepts that.
+
+        Raises:
+            InputError: no lead has set it, or the command refuses what is left.
+        """
+        with self._lock:
+            values = self.values()
+            if not isinstance(name, str) or name not in values:
+                raise InputError(
+                    "This setting is that of the file already", "Reload the page to see it."
+                )
+            del values[name]
+            self._keep(values)
+
+    def _keep(self, values: Mapping[str, Any]) -> None:
+        with new_file(self.file.run.lead_file) as candidate:
+            self._write(candidate, values)
+            _require_accepted([*_command(self.file.path), "--config", str(candidate)])
 
     def _write(self, path: Path, values: Mapping[str, Any]) -> None:
         text = to_yaml(merge({}, nested(values)))

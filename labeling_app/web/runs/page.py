@@ -81,7 +81,7 @@ def content(process: LoopProcess) -> dict[str, Any]:
         "promoted": promoted_round(history),
         "before": round_before(history),
         "history": history,
-        "settings": process.file.open,
+        "settings": process.open_settings(),
         "values": process.values(),
         "log": process.log(),
         "name": str(out),

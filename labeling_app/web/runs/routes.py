@@ -86,6 +86,7 @@ def answer(process: LoopProcess, name: str, payload: Payload) -> Payload:
         "promote": lambda: process.promote(_round(payload), name),
         "rollback": lambda: process.roll_back(name),
         "change": lambda: process.change(_values(payload)),
+        "unset": lambda: process.unset(payload.get("setting")),
     }
     operation = operations.get(str(payload.get("op")))
     if operation is None:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from labeling_app.annotators.invitations import Invitations
+from labeling_app.annotators.passwords import hash_password
 from labeling_app.annotators.users import Users
 from labeling_app.data_io.tokens import make_token, revoke_token
 from labeling_app.db.people.sources import sources_with_people
@@ -70,6 +71,45 @@ def test_disabling_and_resetting_sign_out(users):
     assert users.sign_in("ann", "long enough").user is None
     assert users.sign_in("ann", "another one").user.name == "ann"
     assert users.of_session("nobody", 0) is None
+
+
+def test_a_new_password_ends_sessions_and_voids_links(users):
+    token = Invitations(users).invite_to_reset("ann")
+    session = ("ann", users.get("ann").epoch)
+    changed = users.change_password("ann", "long enough", "even longer")
+    assert (changed.user.name, changed.user.epoch) == ("ann", 1)
+    assert users.of_session(*session) is None
+    assert users.of_session("ann", 1) == changed.user
+    assert users.sign_in("ann", "long enough").user is None
+    assert users.sign_in("ann", "even longer").user.epoch == 1
+    with pytest.raises(InputError, match="This link is not valid"):
+        Invitations(users).accept(token, "taken over")
+
+
+def test_nobody_changes_a_password_without_the_old_one(users):
+    wrong = users.change_password("ann", "guess", "even longer")
+    assert (wrong.user, wrong.problem) == (None, "The current password is wrong.")
+    for new, problem in (
+        ("1234567", "The password has 7 characters\n  Use at least 8."),
+        ("x" * 501, "The password has 501 characters\n  Use at most 500."),
+    ):
+        with pytest.raises(InputError) as caught:
+            users.change_password("ann", "long enough", new)
+        assert str(caught.value) == problem
+    assert users.sign_in("ann", "long enough").user.epoch == 0
+    users.change_password("ann", "long enough", "x" * 500)
+    assert users.sign_in("ann", "x" * 500).user.epoch == 1
+
+
+def test_a_password_that_is_reset_while_it_is_changed_stays(users, monkeypatch):
+    def hash_slowly(password):
+        users.set_hash("ann", hash_password("from a lead"))
+        return hash_password(password)
+
+    monkeypatch.setattr("labeling_app.annotators.users.hash_password", hash_slowly)
+    late = users.change_password("ann", "long enough", "even longer")
+    assert late.problem == "Your account was changed meanwhile. Sign in again."
+    assert users.sign_in("ann", "from a lead").user
 
 
 @pytest.mark.parametrize(
@@ -200,9 +240,21 @@ def test_the_last_admin_who_can_sign_in_stays_one(users):
     assert str(caught.value) == (
         "ann is the only admin who can sign in\n  Make another user admin first."
     )
+    with pytest.raises(InputError, match="ann is the only admin who can sign in"):
+        users.set_disabled("ann", disabled=True)
+    users.set_disabled("bob", disabled=True)  # as before
     users.set_disabled("bob", disabled=False)
+    users.set_disabled("ann", disabled=True)
+    users.set_disabled("ann", disabled=False)
     users.set_role("ann", "lead")
     assert users.get("ann").role == "lead"
+
+
+def test_the_command_does_not_disable_the_last_admin(users, store, refused):
+    users.set_role("ann", "admin")
+    said = refused("users", "disable", "ann", "--db", str(store.connections.path))
+    assert "ann is the only admin who can sign in Make another user admin first." in said
+    assert not users.get("ann").disabled
 
 
 def test_the_command_changes_a_role(users, store, capsys):

@@ -14,7 +14,7 @@ from labeling_app.annotators.users import ROLES, Users
 from labeling_app.data_io.tokens import make_token
 from labeling_app.web.access.cookies import make_cookie
 from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
-from labeling_app.web.access.sign_in import COOKIE, SIGN_IN_PATHS
+from labeling_app.web.access.sign_in import COOKIE, PASSWORD_PATH, SIGN_IN_PATHS
 from labeling_app.web.app import build_app
 from labeling_app.web.board.session import Board
 from labeling_app.web.live.live import Live
@@ -118,7 +118,8 @@ def ask(app, store):
 
 
 def test_every_route_and_method_has_a_row(app):
-    served = routes_of(app) | {(path, method) for path in SIGN_IN_PATHS for method in METHODS}
+    of_middleware = (*SIGN_IN_PATHS, PASSWORD_PATH)
+    served = routes_of(app) | {(path, method) for path in of_middleware for method in METHODS}
     table = read_table()
     missing = {(path, m) for path, m in served if m not in table[path]}
     assert missing == set(), "Add rows to routes.txt that say who gets what."

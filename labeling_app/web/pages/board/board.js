@@ -20,7 +20,7 @@ function show(screen) {
   ({ board, annotator } = screen);
   task = screen.task;
   find('.rb-who').textContent = annotator;
-  find('.rb-sign-out').hidden = !screen.has_sign_in;
+  for (const part of ['.rb-password', '.rb-sign-out']) find(part).hidden = !screen.has_sign_in;
   find('.rb-lead').hidden = !screen.may_lead;
   find('.rb-ask').hidden = !screen.has_live;
   find('.rb-progress').textContent = screen.done === undefined ? '' : `${screen.done} done${pace()}`;

@@ -3,11 +3,12 @@ const REFRESH_MS = 2000;
 const ADDRESS = '/lead/runs';
 const state = one('#state');
 const shown = new Map(); // the server's text of each part, as it was last shown
-let isEdited = false;
+const edited = () => all('#values [name]').filter(field => field.value !== field.dataset.saved);
+let upToDateAt = new Date();
 
 // Where the focus is, in words that survive a new text of the same part.
 function focusedButton() {
-  const { op, now, round } = document.activeElement.dataset;
+  const { op, now, round } = document.activeElement.dataset; // the settings keep theirs
   return op && { op, now, round };
 }
 
@@ -28,7 +29,7 @@ function replaceParts(text) {
     const old = one(`#state > [data-part="${name}"]`);
     const hasFocus = old && old.contains(document.activeElement);
     if (old && shown.get(name) === part.outerHTML) return;
-    if (old && name === 'settings' && (isEdited || hasFocus)) return;
+    if (old && name === 'settings' && (hasFocus || edited().length)) return;
     shown.set(name, part.outerHTML);
     const button = hasFocus ? focusedButton() : null;
     const details = old && old.querySelector('details');
@@ -42,10 +43,23 @@ function replaceParts(text) {
   });
 }
 
+// What is shown stays while the server is away or cannot answer, and the page says since when.
 async function refresh() {
-  const answer = await fetch(`${ADDRESS}/state`).catch(() => null); // away: what is shown stays
-  if (answer && answer.ok) replaceParts(await answer.text());
-  else if (answer && answer.status === 401) location.assign('/sign-in');
+  const answer = await fetch(`${ADDRESS}/state`).catch(() => null);
+  if (answer && answer.status === 401) { location.assign('/sign-in'); return; }
+  if (answer && answer.ok) {
+    replaceParts(await answer.text());
+    upToDateAt = new Date();
+    sayOld('');
+    return;
+  }
+  const { detail, error } = (answer && await answer.json().catch(() => null)) || {};
+  sayOld(`This page shows what was true at ${upToDateAt.toLocaleTimeString()}. `
+    + (answer ? detail || error || `The server answers with an error (${answer.status}).` : 'The server does not answer.'));
+}
+
+function sayOld(text) {
+  if (one('#old').textContent !== text) one('#old').textContent = text; // the same is not read out again
 }
 
 function valueOf(field) {
@@ -60,24 +74,34 @@ state.addEventListener('click', async event => {
   const button = event.target.closest('button[data-op]');
   if (!button || button.ariaDisabled) return;
   button.ariaDisabled = 'true'; // until the answer is there: one press, one request
-  const { op, now, round } = button.dataset;
-  say(await post(ADDRESS, { op, now: now === 'yes', round: round && Number(round) }));
+  const { op, now, round, setting } = button.dataset;
+  const said = await post(ADDRESS, { op, now: now === 'yes', round: round && Number(round), setting });
+  say(said);
   button.ariaDisabled = null;
+  if (setting && !said.error) showFileValue(button);
   await refresh();
 });
 
-state.addEventListener('input', () => { isEdited = true; });
+// The other fields stay, also those that somebody is editing.
+function showFileValue(button) {
+  const field = button.closest('.setting').querySelector('[name]');
+  field.value = field.dataset.saved = button.dataset.file;
+  field.focus();
+  button.closest('p').remove();
+}
 
 state.addEventListener('submit', async event => {
   event.preventDefault();
   const kept = one('#kept');
+  const fields = edited(); // the others stay those of the file
+  if (!fields.length) { kept.textContent = 'Nothing has changed.'; return; }
   kept.textContent = 'Checking …';
-  const fields = [...event.target.querySelectorAll('[name]')];
+  const sent = fields.map(field => field.value);
   const values = Object.fromEntries(fields.map(field => [field.name, valueOf(field)]));
   const said = await post(ADDRESS, { op: 'change', values });
   say(said);
   kept.textContent = said.error ? '' : 'Saved.';
-  if (!said.error) isEdited = false;
+  if (!said.error) fields.forEach((field, place) => { field.dataset.saved = sent[place]; });
 });
 
 setInterval(() => { if (!document.hidden) refresh(); }, REFRESH_MS);

@@ -107,6 +107,36 @@ def test_what_a_lead_may_change(process: LoopProcess) -> None:
     )
 
 
+def shown(process: LoopProcess) -> dict[str, Any]:
+    """What the page shows as the file's values."""
+    return {one.name: one.value for one in process.open_settings()}
+
+
+def test_a_setting_goes_back_to_the_file(process: LoopProcess) -> None:
+    assert change(process, stages__ppo__steps=9, rounds=2) == ""
+    refusal = "This setting is that of the file already. Reload the page to see it."
+    for name in ("new_rankings", "launch", None, ["rounds"]):
+        assert send(process, "unset", setting=name) == refusal
+    assert send(process, "unset", setting="stages.ppo.steps") == ""
+    assert process.values() == {"rounds": 2}
+    assert send(process, "unset", setting="rounds") == ""
+    assert process.values() == {}
+    assert yaml.safe_load(process.file.run.lead_file.read_text("utf-8")) in (None, {})
+
+
+def test_later_edits_of_the_file_count_where_no_lead_has_changed_anything(
+    process: LoopProcess,
+) -> None:
+    assert change(process, rounds=2) == ""
+    file = process.file.path
+    text = file.read_text("utf-8")
+    file.write_text(f"rounds: 8\n{text.replace('steps: 7', 'steps: 11')}", encoding="utf-8")
+    assert (shown(process)["rounds"], shown(process)["stages.ppo.steps"]) == (8, 11)
+    assert process.values() == {"rounds": 2}  # steps stays 11
+    file.write_text("{", encoding="utf-8")
+    assert shown(process)["stages.ppo.steps"] == 7  # as when the server started
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
