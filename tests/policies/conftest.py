@@ -1,10 +1,13 @@
 """What an evaluation needs, at the smallest size: a store, a reward model, two policies."""
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from accelerate.state import AcceleratorState
+from torch import distributed as dist
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.cli import main
@@ -90,3 +93,13 @@ def already_loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     watch(AutoModelForCausalLM)
     watch(AutoModelForSequenceClassification)
     return counts
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A group of one process."""
+    AcceleratorState._reset_state(True)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    AcceleratorState._reset_state(True)
