@@ -187,7 +187,7 @@ def test_a_lead_changes_only_what_the_file_opens(made: App, sign_in: SignIn) -> 
     lead_file = made.db.parent / "lead.yaml"
     assert yaml.safe_load(lead_file.read_text("utf-8")) == {"stages": {"ppo": {"steps": 5}}}
     page.fill("[name=rounds]", "4")
-    page.get_by_role("button", name="Back to the file: stages.ppo.steps").click()
+    page.locator("[data-op=unset]").click()
     expect(page.locator("[name='stages.ppo.steps']")).to_have_value("2", timeout=60_000)
     expect(page.locator("[name='stages.ppo.steps']")).to_be_focused()
     expect(page.get_by_role("button", name="Back to the file")).to_have_count(0)
