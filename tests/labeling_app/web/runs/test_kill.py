@@ -130,19 +130,24 @@ class Team:
         time.sleep(0.05)
 
     def processes(self, *commands: str) -> dict[int, str]:
-        """The processes of these commands that work for this loop."""
-        found = {}
+        """The processes of these commands that work for this loop.
+
+        What such a process starts looks like it until the new program runs, and is left out.
+        """
+        found, parents = {}, {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal():
                 continue
             try:
                 words = (entry / "cmdline").read_text(encoding="utf-8").split("\0")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, UnicodeDecodeError):
                 continue
             is_ours = "rlhf.cli" in words and any(str(self.out.parent) in one for one in words)
             if is_ours and words[words.index("rlhf.cli") + 1] in commands:
                 found[int(entry.name)] = words[words.index("rlhf.cli") + 1]
-        return found
+                parents[int(entry.name)] = parent
+        return {number: name for number, name in found.items() if parents[number] not in found}
 
     def kill(self, victim: str) -> str | None:
         """Kill one process; what it was, or None if none of this kind runs."""
