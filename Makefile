@@ -26,8 +26,9 @@ browser:
 nodes: # network namespaces stand for machines; without `ip` their test is skipped
 	@command -v ip >/dev/null || (apt-get update --quiet=2 && apt-get install --yes --quiet=2 iproute2)
 
-proxy: # TLS in front of the labeling app; without nginx its tests are skipped
-	@test -x /usr/sbin/nginx || (apt-get update --quiet=2 && apt-get install --yes --quiet=2 nginx-light)
+proxy: # TLS in front of the labeling app, and the rotation of its log; without them tests are skipped
+	@test -x /usr/sbin/nginx -a -x /usr/sbin/logrotate || \
+	    (apt-get update --quiet=2 && apt-get install --yes --quiet=2 nginx-light logrotate)
 
 vllm: $(VLLM)/.installed
 

@@ -131,11 +131,12 @@ def test_logs_that_are_written_are_rotated() -> None:
     assert written == set(re.findall(r"^(/\S+) (/\S+) ", rotated, re.MULTILINE)[0])
 
 
+@pytest.mark.slow
 def test_logrotate_reads_its_file(tmp_path: Path) -> None:
     """Without changing anything (-d), with logs that are here and the group of this process."""
     program = shutil.which("logrotate") or "/usr/sbin/logrotate"
     if not Path(program).is_file():
-        pytest.skip("no logrotate")
+        pytest.skip("no logrotate: run `make proxy`")
     text = (DEPLOY / "logrotate.conf").read_text()
     group = grp.getgrgid(os.getgid()).gr_name
     for ours, here in (
