@@ -49,7 +49,7 @@ def main() -> None:
         outcome = {"error": _sentence(error, job)}
     except (OSError, sqlite3.Error) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        outcome = {"error": f"{FAILED[name]}: {reason}."}
+        outcome = {"error": f"{FAILED[name]}: {reason}. Fix that, then try again."}
     sys.stdout.write(json.dumps(outcome))
 
 

@@ -173,7 +173,9 @@ def rewards_by_prompt(
         splits = not (sharding or Sharding()).is_tensor_parallel
         share = (accelerator.process_index, accelerator.num_processes) if splits else (0, 1)
         rewards = reward.of_rows(store.rows, tokenizer, accelerator.device, share=share)
-        rewards = global_sum(accelerator, torch.tensor(rewards)).tolist() if splits else rewards
+        if splits:
+            mine = torch.tensor(rewards, dtype=torch.float64)
+            rewards = global_sum(accelerator, mine).tolist()
     prompt_ids = [prompt_id for part in columns for prompt_id in part["prompt_id"]]
     grouped: dict[str, list[float]] = {}
     for prompt_id, one in zip(prompt_ids, rewards, strict=True):

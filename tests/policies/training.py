@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from policies.ppo.settings import PPOSettings
 from rlhf.cli import main
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.run.metrics import read_metrics
+from tests.conftest import build_tokenizer
 from tests.pipeline.loop import SHORT, without_clock, write_prompts
 
 
@@ -75,6 +78,28 @@ def settings(training: TrainingInputs) -> PPOSettings:
         out=training.reference,
         precision="fp32",
     )
+
+
+def build_wide(folder: Path, *, vocabulary: int | None = None, layers: int) -> TrainingInputs:
+    """Inputs around a model in which heads and small products weigh as little as in real ones.
+
+    `vocabulary`: its tokens; by default those of its tokenizer.
+    """
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary or len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return build_training(folder, folder / "model")
 
 
 def build_training(folder: Path, model: Path) -> TrainingInputs:

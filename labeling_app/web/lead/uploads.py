@@ -165,7 +165,7 @@ class Uploads:
 
 
 def _new_folder() -> tuple[Path, int]:
-    """A private folder, and its lock, which the system opens when this process ends."""
+    """A private folder, and its lock, which the system releases when this process ends."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # 0700
         with suppress(FileNotFoundError):  # another server took it for abandoned just now

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from policies.ppo.batches import choose_prompts, choose_reference_rows
 from policies.ppo.rollout import (
@@ -24,8 +23,7 @@ from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding
 from rlhf.planning.work import take_work
 from rlhf.run.rundir import RunDir
-from tests.conftest import build_tokenizer
-from tests.policies.training import TrainingInputs, build_training
+from tests.policies.training import TrainingInputs, build_wide
 from tests.settings import ppo_settings
 
 PROFILED = 0.05
@@ -33,23 +31,7 @@ PROFILED = 0.05
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> TrainingInputs:
-    """Inputs around a model in which heads and small products weigh as little as in real ones."""
-    tokenizer = build_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    folder = tmp_path_factory.mktemp("wide")
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    return build_training(folder, folder / "model")
+    return build_wide(tmp_path_factory.mktemp("wide"), layers=3)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ import torch
 import transformers.trainer
 from accelerate.state import AcceleratorState
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import DefaultFlowCallback, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import DefaultFlowCallback, TrainerCallback
 
 from rlhf.cli import main
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.conftest import build_tokenizer
 from tests.policies.sft.test_train import LINES
-from tests.policies.training import TrainingInputs, build_training
+from tests.policies.training import TrainingInputs, build_wide
 from tests.reward.conftest import build_record, export
 
 PROFILED = 0.05
@@ -46,23 +45,7 @@ def _own_precision():
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> TrainingInputs:
-    """Inputs around a model in which small products weigh as little as in real ones."""
-    tokenizer = build_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    folder = tmp_path_factory.mktemp("wide")
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    return build_training(folder, folder / "model")
+    return build_wide(tmp_path_factory.mktemp("wide"), vocabulary=VOCABULARY, layers=4)
 
 
 @pytest.fixture

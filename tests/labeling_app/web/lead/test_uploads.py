@@ -103,7 +103,8 @@ def test_a_full_disk_is_named_by_what_did_not_fit(small_disk, store, import_line
     fill_up(small_disk)
     job = {"db": db, "folder": str(small_disk / "export"), "format": "ranked"}
     assert run_async(run_job({"do": "archive", **job})) == {
-        "error": "The export could not be written: No space left on device."
+        "error": "The export could not be written: No space left on device. Fix that, then "
+        "try again."
     }
     missing = {"do": "archive", **job, "folder": "/dev/null/export"}
     assert run_async(run_job(missing))["error"].startswith("The export could not be written: ")
