@@ -32,6 +32,16 @@ SMALL = {
     "reward": FITTED,
     "ppo": {"steps": 1, **PPO},
 }
+PEOPLE = {
+    "question": "Continue: {}",
+    "turns": [["I sat.", "I sat. It was warm."]],
+    "pairs": 3,
+    "test": 2,
+    "validation": 1,
+    "judged_on": "test",
+    "steps": [2],
+    "score": {"precision": "fp32"},
+}
 STORIES = {"question": "Begin with: {}", "turns": []}
 CHANGES = {
     "overoptimization": {
@@ -53,31 +63,16 @@ CHANGES = {
         "trained": {"the head": FITTED, "all weights": {"precision": "fp32"}},
     },
     "alternatives": {"dpo": {**TRL, "beta": 0.1}, "sft": TRL, "best_of": 3},
-    "people": {
-        "question": "Continue: {}",
-        "turns": [["I sat.", "I sat. It was warm."]],
-        "pairs": 3,
-        "test": 2,
-        "validation": 1,
-        "judged_on": "test",
-        "steps": [2],
-        "score": {"precision": "fp32"},
-    },
+    "people": {**PEOPLE, "ptx": {"settings": {"ptx.per_episode": 0.5}}},
     "methods": {
-        "question": "Continue: {}",
-        "turns": [],
-        "pairs": 3,
-        "test": 2,
-        "validation": 1,
-        "score": {"precision": "fp32"},
+        "people": PEOPLE,
         "tuning_seed": 3,
         "max_nats_per_token": 0.25,
-        "common": {"batch.episodes_per_step": 4, "precision": "fp32"},
         "methods": {
-            "ppo": {"command": "ppo", "tries": [{"steps": 1}, {"steps": 2}]},
+            "ppo": {"command": "ppo", "tries": [{}, {"steps": 2}]},
             "rloo": {
                 "command": "ppo",
-                "tries": [{"steps": 1, "advantages": "rloo", "batch.samples_per_prompt": 2}],
+                "tries": [{"advantages": "rloo", "batch.samples_per_prompt": 2}],
             },
             "dpo": {"command": "dpo", "tries": [{"precision": "fp32"}]},
             "best-of-2 fine-tuning": {"command": "sft", "tries": [{"precision": "fp32"}]},
@@ -176,4 +171,12 @@ def write_pairs(file: Path, size: int = 6) -> Path:
             rows.append({"prefix": prefix, "split": split, **ends})
         rows.append({"prefix": "I sat.", "split": split, **ends, "rejected": "I sat."})
     file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    return file
+
+
+def write_passages(file: Path) -> Path:
+    """Two questions with a passage of two paragraphs, the same one, under its title."""
+    passage = "The river\n\n" + "A river runs to the sea. " * 9 + "\n\n" + "It is wide. " * 9
+    line = json.dumps({"prompt": f"Answer.\n\nQuestion: Where?\n\nPassages:\n{passage}"})
+    file.write_bytes(gzip.compress(f"{line}\n{line}\n".encode()))
     return file

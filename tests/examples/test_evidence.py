@@ -15,11 +15,13 @@ from tests.examples.small_experiments import (
     CHANGES,
     EVIDENCE,
     FOLDERS,
+    PEOPLE,
     SMALL,
     load,
     write_chat,
     write_judgements,
     write_pairs,
+    write_passages,
 )
 from tests.pipeline.loop import SIGNAL, run_loop, write_prompts
 from tests.servers.commands import REPOSITORY
@@ -72,6 +74,10 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
         "data": str(WRITERS.get(name, write_judgements)(tmp_path / "data.jsonl.gz")),
     }
     config = {**SMALL, **base, "gold": SIGNAL, **CHANGES[name]}
+    if name == "people":
+        config["ptx"] |= {"texts": str(write_passages(tmp_path / "passages.jsonl.gz"))}
+    if name == "methods":
+        config["people"] = {**SMALL, **base, **PEOPLE}
     if name == "student":
         config["runs"] = str(run_loop(tmp_path, tiny_model).folder)
     write_chat(tmp_path / "chat.jsonl.gz")

@@ -8,7 +8,14 @@ import pytest
 
 from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt
-from tests.examples.small_experiments import CHANGES, load, load_record, write_chat, write_pairs
+from tests.examples.small_experiments import (
+    CHANGES,
+    load,
+    load_record,
+    write_chat,
+    write_pairs,
+    write_passages,
+)
 
 
 def test_the_ceiling_is_what_the_best_order_satisfies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +147,15 @@ def test_labels_and_prompts_of_people_are_apart(
         [pair["chosen"], pair["rejected"]] for pair in twice
     ]
     assert len(texts) == 3
+
+
+def test_passages_become_lines_of_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    people = load(monkeypatch, "people")
+    passages = write_passages(tmp_path / "passages.jsonl.gz")
+    lines = people.write_texts(passages, tmp_path / "texts.txt").read_text().splitlines()
+    assert [line[:8] for line in lines] == ["A river ", "It is wi"]  # no title, each once
+    with pytest.raises(InputError, match=r"No such texts: missing\.gz"):
+        people.write_texts(Path("missing.gz"), tmp_path / "texts.txt")
 
 
 def test_noise_turns_training_rankings_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ Measured on held-out prompts, per seed: win rates by the disjoint judge and by t
 itself, the share of answers that end, the reverse KL, how likely the answers are under the original
 model, the share of answers that have the commonest four words in a row, and how much less likely
 neutral text has become. `steps` adds runs of other lengths with the first seed, for the picture.
+`ptx` adds one of the first seed whose loss has texts of an encyclopedia in it (PPO-ptx), to see
+whether that lowers what is forgotten.
 """
 
 import gzip
@@ -45,32 +47,45 @@ from rlhf.run.rundir import RunDir
 
 SPLITS = ("A", "B", "heldout")
 SHOWN_SAMPLES = 20
+SHORTEST_TEXT = 100  # characters; shorter parts are titles of passages
 MODELS = ("reference", "policy")  # before and after, as reports name them
 
 
 def measure(config: Config, out: Path) -> Config:
     """Train reward model and judge once; train and evaluate a policy for every seed and length."""
+    accuracies = prepare(config, out)
+    first, steps = config["seeds"][0], config["ppo"]["steps"]
+    runs = [(seed, steps) for seed in config["seeds"]]
+    runs += [(first, other) for other in config["steps"]]
+    found = [train_policy(config, out, seed, {"steps": steps}) for seed, steps in runs]
+    last = out / f"evaluate-{first}-{steps}"
+    rlhf("evaluate", "--out", last, "--to-db", out / "votes.db")
+    lengths = [found[0], *found[len(config["seeds"]) :]]
+    result = {
+        "accuracy": accuracies,
+        "runs": found[: len(config["seeds"])],
+        "lengths": sorted(lengths, key=lambda one: one["steps"]),
+        "samples": first_samples(last, config["evaluate"]["samples"]),
+    }
+    if how := config.get("ptx"):
+        texts = write_texts(Path(how["texts"]), out / "texts.txt")
+        settings = {"ptx.data": texts, **how["settings"]}
+        result["ptx"] = train_policy(config, out, first, settings, name=f"ptx-{first}")
+    return result
+
+
+def prepare(config: Config, out: Path, reference: str = "reference") -> Config:
+    """Train reward model and judge, and store reference outputs; the accuracies of the two."""
     pairs = read_pairs(config["data"])
     accuracies = {
         "reward": train_reward(config, pairs, "A", out / "reward"),
         "judge": train_reward(config, pairs, "B", out / "judge"),
     }
-    firsts = first_sentences(pairs["heldout"])
-    prompts = write_dataset(out / "prompts", story_prompts(config, firsts))
-    reference = out / "reference"
-    base = ["--model", config["model"], *flags(config["reference"])]
-    stage(reference, "reference", "--prompts", prompts, *base)
-    runs = [(seed, config["ppo"]["steps"]) for seed in config["seeds"]]
-    runs += [(config["seeds"][0], steps) for steps in config["steps"]]
-    found = [train_policy(config, out, seed, steps) for seed, steps in runs]
-    last = out / f"evaluate-{config['seeds'][0]}-{config['ppo']['steps']}"
-    rlhf("evaluate", "--out", last, "--to-db", out / "votes.db")
-    return {
-        "accuracy": accuracies,
-        "runs": found[: len(config["seeds"])],
-        "lengths": sorted([found[0], *found[len(config["seeds"]) :]], key=lambda one: one["steps"]),
-        "samples": first_samples(last, config["evaluate"]["samples"]),
-    }
+    records = story_prompts(config, first_sentences(pairs["heldout"]))
+    prompts = write_dataset(out / f"{reference}-prompts", records)
+    base = ["--prompts", prompts, "--model", config["model"], "--reward", out / "reward"]
+    stage(out / reference, "reference", *base, *flags(config["reference"]))
+    return accuracies
 
 
 def read_pairs(data: str) -> dict[str, list[Config]]:
@@ -224,25 +239,42 @@ def story_prompts(config: Config, firsts: list[str]) -> list[RankedPrompt]:
     ]
 
 
-def train_policy(config: Config, out: Path, seed: int, steps: int) -> Config:
-    """One policy, and what the disjoint judge and the reward model say of its answers."""
-    policy, evaluated = (out / f"{kind}-{seed}-{steps}" for kind in ("ppo", "evaluate"))
+def train_policy(
+    config: Config, out: Path, seed: int, changes: Config, *, name: str | None = None
+) -> Config:
+    """One policy, by the settings of `ppo` and what changes in them, and what it was judged."""
+    settings = config["ppo"] | changes
+    name = name or f"{seed}-{settings['steps']}"
+    policy = out / f"ppo-{name}"
     base = ["--reference", out / "reference", "--reward", out / "reward", "--seed", seed]
-    how = flags(config["ppo"] | {"steps": steps})
-    stage(policy, "ppo", "--model", config["model"], *base, *how)
-    how = [*flags(config["evaluate"]), "--gold", out / "judge"]
-    report = stage(evaluated, "evaluate", "--policy", policy, *base, *how)
+    stage(policy, "ppo", "--model", config["model"], *base, *flags(settings))
+    return judge_policy(config, policy, out, seed) | {"steps": settings["steps"]}
+
+
+def judge_policy(
+    config: Config, policy: Path, labels: Path, seed: int, reference: str = "reference"
+) -> Config:
+    """What the disjoint judge and the reward model say of a policy's answers.
+
+    `labels` is the folder that `prepare` wrote to.
+    """
+    evaluated = policy.with_name(f"evaluate-{policy.name.removeprefix('ppo-')}")
+    report = stage(
+        evaluated,
+        *("evaluate", "--policy", policy, "--reference", labels / reference, "--seed", seed),
+        *("--reward", labels / "reward", "--gold", labels / "judge", *flags(config["evaluate"])),
+    )
     rates = report["win_rate"]
     measures = ("eos_rate", "length", "template", "distinct", "repeats")
     return {
         "seed": seed,
-        "steps": steps,
         "judge": rates["gold"],
         "judge_at_equal_length": rates["gold"]["length_controlled"],
         "reward": rates["reward"],
+        "gain": report["gold"]["policy"]["mean"] - report["gold"]["reference"]["mean"],
         "nats": report["kl"]["reverse"]["nats"],
         "nats_per_token": report["kl"]["reverse"]["per_token"],
-        **{name: report[name] for name in (*measures, "log_likelihood", "retained")},
+        **{key: report[key] for key in (*measures, "log_likelihood", "retained")},
     }
 
 
@@ -259,13 +291,32 @@ def first_samples(evaluated: Path, samples: int) -> list[Config]:
     ]
 
 
+def write_texts(data: Path, file: Path) -> Path:
+    """The passages that people's questions come with, one on each line, for `--ptx.data`.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    if not data.is_file():
+        raise InputError(f"No such texts: {data}", "Give their path as `texts` in a --config file.")
+    with gzip.open(data, "rt", encoding="utf-8") as stream:
+        passages = [json.loads(line)["prompt"].partition("Passages:\n")[2] for line in stream]
+    parts = [part.strip() for passage in passages for part in passage.split("\n\n")]
+    lines = dict.fromkeys(part for part in parts if len(part) > SHORTEST_TEXT)
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return file
+
+
 def tabulate(result: Config) -> Table:
     """One row for each seed."""
     header = ["seed", "won, judged by other people's labels (95 %)", "at equal length"]
     header += ["won, by its own reward model", "reverse KL, nats a token", "answers that end"]
     header += ["with the commonest four words", "log-likelihood under the original"]
     rows = [[*header, "forgotten of neutral text, nats a token (95 %)"]]
-    for one in result["runs"]:
+    runs = [(str(one["seed"]), one) for one in result["runs"]]
+    if one := result.get("ptx"):
+        runs.append((f"{one['seed']}, with texts in the loss", one))
+    for name, one in runs:
         wins = [interval(one[name]) for name in ("judge", "judge_at_equal_length", "reward")]
         shares = [
             " → ".join(f"{100 * of[model]:.0f}" for model in MODELS) + " %"
@@ -273,7 +324,7 @@ def tabulate(result: Config) -> Table:
         ]
         likelihood = " → ".join(f"{one['log_likelihood'][model]['value']:.2f}" for model in MODELS)
         cells = [*wins, f"{one['nats_per_token']:.2f}", *shares, likelihood]
-        rows.append([str(one["seed"]), *cells, signed(one["retained"]["difference"])])
+        rows.append([name, *cells, signed(one["retained"]["difference"])])
     return rows
 
 

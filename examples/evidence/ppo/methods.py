@@ -1,10 +1,11 @@
 """PPO against its alternatives on people's labels: RLOO, DPO and best-of-n.
 
-Labels, reward model, judge and stories are those of `people.py`. Each method is tried with as many
-settings on the validation beginnings; of those that stay within a distance, the one that the judge
-prefers most is trained with every seed and judged on the test beginnings. Best-of-n sampling
-chooses among the stored outputs by the reward model and has nothing to set but n. As methods go
-different distances, each is also compared with what PPO gains at its distance.
+Labels, reward model, judge, stories and the settings of PPO are those of `people.py`, and so are
+its folder and what it has measured already. Each method is tried with as many settings on the
+validation beginnings; of those that stay within a distance, the one that the judge prefers most is
+trained with every seed and judged on the test beginnings. Best-of-n sampling chooses among the
+stored outputs by the reward model and has nothing to set but n. As methods go different distances,
+each is also compared with what PPO gains at its distance.
 """
 
 from collections.abc import Sequence
@@ -20,83 +21,66 @@ from examples.evidence.experiment import (
     Table,
     flags,
     interval,
+    resolved,
     run,
     stage,
-    write_dataset,
 )
-from examples.evidence.human_labels.people import (
-    first_sentences,
-    read_pairs,
-    story_prompts,
-    train_reward,
-)
+from examples.evidence.human_labels.people import judge_policy, prepare, train_policy
+from rlhf.run.rundir import RunDir
 
-TUNING, FINAL = "validation", "test"  # which beginnings are judged on
+REFERENCES = {"validation": "reference-validation", "test": "reference"}  # by what is judged on
 COLORS = ("#1d4ed8", "#0f766e", "#b45309", "#7e22ce")
 
 
 def measure(config: Config, out: Path) -> Config:
     """Try every setting of every method, then train the chosen ones with all seeds."""
-    pairs = read_pairs(config["data"])
-    accuracies = {
-        "reward": train_reward(config, pairs, "A", out / "reward"),
-        "judge": train_reward(config, pairs, "B", out / "judge"),
-    }
-    firsts = first_sentences(pairs["heldout"])
-    for judged_on in (TUNING, FINAL):
-        prompts = story_prompts(config | {"judged_on": judged_on}, firsts)
-        data = write_dataset(out / f"{judged_on}-prompts", prompts)
-        base = ["--prompts", data, "--model", config["model"], "--reward", out / "reward"]
-        stage(out / f"reference-{judged_on}", "reference", *base, *flags(config["reference"]))
+    people, labels = resolved(config)["people"], out.with_name("people")
+    for judged_on, reference in REFERENCES.items():
+        accuracies = prepare(people | {"judged_on": judged_on}, labels, reference)
+    config = config | {"people": people, "labels": labels}
     methods = {name: measure_method(config, out, name) for name in config["methods"]}
-    [first, *_] = next(iter(methods.values()))["runs"]
-    return {"accuracy": accuracies, "methods": methods, "best_of_n": first.pop("best_of_n")}
+    seed, steps = config["seeds"][0], people["ppo"]["steps"]
+    report = RunDir(labels / f"evaluate-{seed}-{steps}").read_report()
+    return {"accuracy": accuracies, "methods": methods, "best_of_n": report["best_of_n"]}
 
 
 def measure_method(config: Config, out: Path, name: str) -> Config:
     """What each setting gave on validation, and the chosen one with every seed."""
-    tries = config["methods"][name]["tries"]
-    seed = config["tuning_seed"]
-    tried = [train(config, out, (name, place), seed, TUNING) for place in range(len(tries))]
+    tries, seed = config["methods"][name]["tries"], config["tuning_seed"]
+    tried = [train(config, out, (name, place), seed, "validation") for place in range(len(tries))]
     best = choose(tried, config["max_nats_per_token"])
-    runs = [train(config, out, (name, best), seed, FINAL) for seed in config["seeds"]]
-    for one in (*tried, *runs[1:]):
-        one.pop("best_of_n")
+    runs = [train(config, out, (name, best), seed, "test") for seed in config["seeds"]]
     return {"tried": tried, "chosen": best, "runs": runs}
 
 
 def train(config: Config, out: Path, which: tuple[str, int], seed: int, judged_on: str) -> Config:
-    """Train one method with one of its settings, and judge its answers."""
+    """Train one method with one of its settings, and judge its answers.
+
+    A run that is one of `people.py` is taken from there.
+    """
     name, place = which
-    method, reference = config["methods"][name], out / f"reference-{judged_on}"
+    people, labels, method = config["people"], config["labels"], config["methods"][name]
     command, how = method["command"], method["tries"][place]
+    if command == "ppo" and not how and judged_on == "test":
+        return kept(train_policy(people, labels, seed, how))
+    reference = REFERENCES[judged_on]
     inputs: dict[str, list[str | Path]] = {
-        "ppo": ["--reward", out / "reward", "--reference", reference],
-        "dpo": ["--rankings", out / "reward-labels"],
-        "sft": ["--best-of", reference],
+        "ppo": ["--reward", labels / "reward", "--reference", labels / reference],
+        "dpo": ["--rankings", labels / "reward-labels"],
+        "sft": ["--best-of", labels / reference],
     }
     if command == "ppo":
-        how = config["common"] | how
-    run_name = f"{name.replace(' ', '-')}-{place}-{seed}-{judged_on}"
-    base = ["--model", config["model"], "--seed", seed]
-    stage(out / run_name, command, *base, *inputs[command], *flags(how))
-    judged = ["--reward", out / "reward", "--gold", out / "judge", "--seed", seed]
-    report = stage(
-        out / f"evaluate-{run_name}",
-        *("evaluate", "--policy", out / run_name, "--reference", reference),
-        *(*judged, *flags(config["evaluate"])),
-    )
-    kl, gold = report["kl"]["reverse"], report["gold"]
-    return {
-        "seed": seed,
-        "judge": report["win_rate"]["gold"],
-        "judge_at_equal_length": report["win_rate"]["gold"]["length_controlled"],
-        "gain": gold["policy"]["mean"] - gold["reference"]["mean"],
-        "nats": kl["nats"],
-        "nats_per_token": kl["per_token"],
-        "eos_rate": report["eos_rate"],
-        "best_of_n": report["best_of_n"],
-    }
+        how = people["ppo"] | how
+    policy = out / f"{name.replace(' ', '-')}-{place}-{seed}-{judged_on}"
+    base = ["--model", people["model"], "--seed", seed]
+    stage(policy, command, *base, *inputs[command], *flags(how))
+    return kept(judge_policy(people, policy, labels, seed, reference))
+
+
+def kept(found: Config) -> Config:
+    """What is kept of a policy's measures."""
+    names = ("seed", "judge", "judge_at_equal_length", "gain", "nats", "nats_per_token")
+    return {name: found[name] for name in (*names, "eos_rate", "template")}
 
 
 def choose(tried: Sequence[Config], max_nats_per_token: float) -> int:
@@ -135,20 +119,20 @@ def tabulate(result: Config) -> Table:
     """A row for each seed of each method, with what PPO gains at the same distance."""
     header = ["method", "setting", "seed", "won, by the judge (95 %)", "at equal length"]
     header += ["gain by the judge", "PPO's gain at that distance", "reverse KL, nats"]
-    rows = [[*header, "answers that end"]]
+    rows = [[*header, "answers that end", "with the commonest four words"]]
     ppo = result["methods"]["ppo"]["runs"]
     for name, of in result["methods"].items():
         setting = f"{of['chosen'] + 1} of {len(of['tried'])}"
         for one in of["runs"]:
             rates = [interval(one[key]) for key in ("judge", "judge_at_equal_length")]
-            ends = one["eos_rate"]
+            shares = one["eos_rate"]["policy"], one["template"]["policy"]["share"]
             cells = [f"{one['gain']:+.2f}", beside(name, one, ppo), f"{one['nats']:.1f}"]
-            cells.append(f"{100 * ends['reference']:.0f} → {100 * ends['policy']:.0f} %")
+            cells += [f"{100 * share:.0f} %" for share in shares]
             rows.append([name, setting, str(one["seed"]), *rates, *cells])
     for point in best_of(result):
         if point["n"] in SHOWN_N:
             cells = [f"{point['gain']:+.2f}", beside("", point, ppo), f"{point['nats']:.1f}"]
-            rows.append([f"best of {point['n']}", "–", "–", "–", "–", *cells, "–"])
+            rows.append([f"best of {point['n']}", "–", "–", "–", "–", *cells, "–", "–"])
     return rows
 
 
