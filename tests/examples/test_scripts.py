@@ -1,11 +1,9 @@
-"""Which commands the scripts of the quickstart and of a round give, in order; nothing runs."""
+"""Which commands the script of the quickstart gives, in order; nothing runs."""
 
 import os
 import shlex
 import subprocess
 from pathlib import Path
-
-import pytest
 
 from tests.servers.commands import REPOSITORY
 
@@ -24,7 +22,6 @@ def commands(folder: Path, script: str, **variables: str) -> list[list[str]]:
         "PATH": f"{recorder.parent}:{os.environ['PATH']}",
         "RECORD": str(record),
         "RUN": str(folder / "run"),
-        "NEXT": str(folder / "next"),
         **variables,
     }
     path = REPOSITORY / "examples" / script
@@ -50,19 +47,3 @@ def test_the_quickstart_is_ranked_by_a_signal_or_by_people(tmp_path: Path) -> No
     assert value(said[2], "--kind") == "human"
     assert {value(words, "--db") for words in said[:3]} == {"first.db"}
     assert "--gold" not in said[-1]
-
-
-@pytest.mark.parametrize("people", [False, True])
-def test_a_round_goes_on_behind_its_export(tmp_path: Path, people: bool) -> None:
-    how = {"SIGNAL": "", "KIND": "human", "ANNOTATE": "rlhf label --db d"} if people else {}
-    ranks = "label" if people else "annotate"
-    first = ["round", ranks, "export"]
-    rest = ["train-reward", "reference", "ppo", "evaluate"]
-    said = commands(tmp_path, "rounds/round.sh", **how)
-    assert [words[0] for words in said] == [*first, *rest]
-    assert ("--gold" in said[-1]) is not people
-    assert ("--kind" in said[2]) is people
-    assert all("--resume" in words for words in said[3:])
-    (tmp_path / "next" / "rankings").mkdir(parents=True)
-    again = commands(tmp_path, "rounds/round.sh", **how)
-    assert [words[0] for words in again] == rest

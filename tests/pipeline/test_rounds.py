@@ -1,102 +1,91 @@
-"""Two rounds end to end: each line of examples/rounds/round.sh, run as it stands there."""
+"""Three rounds of `rlhf loop`: what each command leaves for the next round, all in this process."""
 
 import json
-import shlex
 from collections.abc import Callable
 from pathlib import Path
-from string import Template
 
 import pytest
+import yaml
 
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.rounds import rounds
 from labeling_app.db.store import Store
 from policies.reference.store import open_store
 from rlhf.cli import main
+from rlhf.commands.loop.opened import read_loop_file
+from rlhf.commands.loop.stages import stages_of_round
 from rlhf.modeling.models import describe_model
 from rlhf.records.ranked import read_ranked
-from tests.pipeline.loop import SIGNAL, Loop, read_json
-from tests.servers.commands import REPOSITORY
+from tests.pipeline.loop import SIGNAL, read_json, write_prompts
 
 Run = Callable[..., tuple[int, str, str]]
-SCRIPT = (REPOSITORY / "examples" / "rounds" / "round.sh").read_text(encoding="utf-8")
-COMMANDS = ("rlhf ", "$ANNOTATE")
-LINES = [line.strip() for line in SCRIPT.splitlines() if line.strip().startswith(COMMANDS)]
-SHORT = {
-    "reward.yaml": "precision: fp32\n",
-    "reference.yaml": "samples: 2\nmax_new_tokens: 12\nprecision: fp32\n",
-    "ppo.yaml": "episodes_per_step: 4\nprecision: fp32\nlearning_rate: 1.0e-3\n",
+EXACT = {"precision": "fp32"}
+SHORT = {"max_new_tokens": 12, **EXACT}
+STAGES = {
+    "generate": {"k": 4, **SHORT},
+    "round": {"pick": 4, **EXACT},
+    "train-reward": EXACT,
+    "reference": {"samples": 2, **SHORT},
+    "ppo": {
+        "steps": 2,
+        "batch": {"episodes_per_step": 4},
+        "optim": {"learning_rate": 1e-3},
+        **EXACT,
+    },
+    "evaluate": EXACT,
 }
 
 
 @pytest.fixture(scope="module")
-def run_rounds(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two rounds after the loop, with a database of their own."""
+def run_rounds(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of three rounds, each of the commands that the loop would start."""
     folder = tmp_path_factory.mktemp("rounds")
-    for name, text in SHORT.items():
-        (folder / name).write_text(text)
-    db = folder / "labels.db"
-    db.write_bytes(Path(loop.path("labels.db")).read_bytes())
-    names = {
-        "FIRST": str(loop.folder),
-        "MODEL": str(loop.model),
-        "DB": str(db),
-        "JUDGE": f"--gold {SIGNAL}",
-        "KIND": "--kind signal",
-        "ANNOTATE": f"rlhf annotate --annotator signal:{SIGNAL} --db {db}",
-        "PICK": "4",
-        "STEPS": "2",
-        "SETTINGS": str(folder),
-    }
-    last = str(loop.folder)
-    for name in ("second", "third"):
-        here = {**names, "LAST": last, "NEXT": str(folder / name)}
-        for line in LINES:
-            command = shlex.split(Template(line).substitute(here))[1:]
-            # one process knows one precision; the other commands have it from their files
-            precision = ["--precision", "fp32"] if command[0] in ("round", "evaluate") else []
-            assert main([*command, *precision]) == 0, line
-        last = str(folder / name)
+    file = folder / "loop.yaml"
+    top = {"out": str(folder), "model": str(tiny_model), "annotator": f"signal:{SIGNAL}"}
+    prompts = str(write_prompts(folder / "prompts.jsonl"))
+    file.write_text(yaml.safe_dump({**top, "prompts": prompts, "stages": STAGES}))
+    settings, _ = read_loop_file(file)
+    for number in range(3):
+        for stage in stages_of_round(settings, number):
+            stage.write_settings()
+            assert main(stage.words) == 0, stage.command
     return folder
 
 
-def test_the_script_has_seven_commands() -> None:
-    assert len(LINES) == 7
-
-
-def test_each_round_queues_samples_of_its_policy(run_rounds: Path, loop: Loop) -> None:
+def test_each_round_queues_samples_of_its_policy(run_rounds: Path) -> None:
     with Store(run_rounds / "labels.db") as store:
         found = rounds(store.connections)
         query = "SELECT reason FROM tasks WHERE reason LIKE 'round%' ORDER BY priority DESC"
         reasons = [row["reason"] for row in store.connections.db.query(query)]
     assert [Path(found[number]["policy"]["path"]).parent for number in (1, 2)] == [
-        loop.folder / "ppo",
-        run_rounds / "second" / "ppo",
+        run_rounds / "round-0" / "ppo",
+        run_rounds / "round-1" / "ppo",
     ]
-    assert found[2]["reward"] == describe_model(str(run_rounds / "second" / "reward" / "model"))
-    store_hash = open_store(loop.folder / "reference" / "outputs").content_hash
-    assert found[2]["reference"] == {"path": loop.path("reference"), "hash": store_hash}
+    assert found[2]["reward"] == describe_model(str(run_rounds / "round-1" / "reward" / "model"))
+    reference = run_rounds / "round-0" / "reference"
+    store_hash = open_store(reference / "outputs").content_hash
+    assert found[2]["reference"] == {"path": str(reference), "hash": store_hash}
     assert found[2]["settings"] == {"k": 3, "pick": 4, "random_share": 0.2, "seed": 0}
     assert len(reasons) == 8
     assert {reason.partition(":")[0] for reason in reasons[:4]} == {"round 2"}
     assert {reason.partition(": ")[2] for reason in reasons} == {"random", "divergent", "uncertain"}
 
 
-def test_the_reward_model_learns_from_all_rounds(run_rounds: Path, loop: Loop) -> None:
-    records = read_ranked(run_rounds / "third" / "rankings")
+def test_the_reward_model_learns_from_all_rounds(run_rounds: Path) -> None:
+    records = read_ranked(run_rounds / "round-2" / "rankings")
     ranked = [len(r.responses) for r in records if r.rankings]
     assert len(ranked) == 12
     assert sum(ranked) == 12 * 4 + 2 * 4 * 3  # each round brings four prompts three new samples
-    inputs = read_json(run_rounds / "third" / "ppo" / "stage.json")["inputs"]
-    assert inputs["model"]["path"] == str(run_rounds / "second" / "ppo" / "policy")
-    report = read_json(run_rounds / "third" / "evaluate" / "report.json")
+    inputs = read_json(run_rounds / "round-2" / "ppo" / "stage.json")["inputs"]
+    assert inputs["model"]["path"] == str(run_rounds / "round-1" / "ppo" / "policy")
+    report = read_json(run_rounds / "round-2" / "evaluate" / "report.json")
     assert set(report["rival"]["win_rate"]) == {"reward", "gold"}
 
 
 def test_a_ranking_is_traced_to_its_models_rounds_and_annotator(
     run_rounds: Path, run_rlhf: Run
 ) -> None:
-    records = read_ranked(run_rounds / "third" / "rankings")
+    records = read_ranked(run_rounds / "round-2" / "rankings")
     record = max(records, key=lambda record: len(record.responses))
     code, out, _ = run_rlhf(
         *("trace", record.rankings[0].id, "--db", str(run_rounds / "labels.db"), "--json")
@@ -107,7 +96,7 @@ def test_a_ranking_is_traced_to_its_models_rounds_and_annotator(
     models = {response.id: response.model for response in record.responses}
     assert {r["id"]: r["model"] for r in found["responses"]} == models
     for response in found["responses"]:
-        number = 0 if "ppo" not in response["model"] else 1 + ("second" in response["model"])
+        number = 0 if "ppo" not in response["model"] else 1 + ("round-1" in response["model"])
         assert response["round"] == number
 
 
