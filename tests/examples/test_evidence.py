@@ -160,13 +160,18 @@ def test_the_pages_have_the_numbers_of_the_results(
     assert table in PAGES
 
 
-def test_the_second_run_with_peoples_labels_differs_by_one_setting(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("name", "penalty"), [("people_first", 1.0), ("people_ends", 2.0)])
+def test_earlier_runs_with_peoples_labels_differ_by_what_their_page_says(
+    name: str, penalty: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = json.loads((FOLDERS["people"] / "results" / "people_ends.json").read_text())
+    result = json.loads((FOLDERS["people"] / "results" / f"{name}.json").read_text())
     config = yaml.safe_load((FOLDERS["people"] / "people.yaml").read_text())
-    config["ppo"]["rewards.missing_eos_penalty"] = 2.0
-    experiment = load(monkeypatch, "experiment")
-    monkeypatch.chdir(REPOSITORY)
-    assert experiment.resolved(result["config"]) == experiment.resolved({**config, "steps": []})
-    assert experiment.markdown(load(monkeypatch, "people").tabulate(result)) in PAGES
+    was = result["config"]
+    assert [start for start, _ in was["turns"]] == ["I went to the beach.", "I walked to the store."]
+    assert was["reference"] == {**config["reference"], "samples": 2}
+    assert was["ppo"] == {**config["ppo"], "rewards.missing_eos_penalty": penalty}
+    other = ("turns", "reference", "ppo", "steps", "ptx")
+    same = [key for key in config if key not in other]
+    assert {key: was[key] for key in same} == {key: config[key] for key in same}
+    table = load(monkeypatch, "experiment").markdown(load(monkeypatch, "people").tabulate(result))
+    assert table in PAGES
