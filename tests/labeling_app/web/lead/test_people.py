@@ -8,6 +8,7 @@ import pytest
 from labeling_app.annotators.invitations import Invitations
 from labeling_app.annotators.users import Users
 from rlhf.records.schema import Message, Prompt
+from tests.labeling_app.conftest import quality_page
 
 NEW = "a new password"
 NOT_VALID = {
@@ -268,6 +269,13 @@ def test_sources_beyond_those_listed_are_found_by_name(ask, store):
     assert "No source has this in its name." in none.text
     assert 'value="&lt;b&gt;"' in none.text
     assert said(given) == {"say": "Tasks of day 202 go to lead."}
+
+
+def test_the_pages_lead_to_ones_own_password_where_people_sign_in(ask, store):
+    link = '<a class="quiet" href="/password">Password</a>'
+    [page] = ask([("GET", "/lead/people", None)])
+    assert link in page.text
+    assert link not in quality_page(store)  # of a frame without sign-in
 
 
 def test_requests_from_other_sites_are_refused(ask, store):
