@@ -12,6 +12,7 @@ from labeling_app.annotators.passwords import (
     is_outdated,
 )
 from labeling_app.db.people.invitations import delete_invitations
+from labeling_app.db.people.teams import put_in_team
 from labeling_app.db.people.users import (
     UserRow,
     all_users,
@@ -39,6 +40,7 @@ class User:
     role: Role
     disabled: bool
     epoch: int
+    team: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +88,7 @@ class Users:
         Raises:
             InputError: it is empty or too long.
         """
-        if not name.strip() or name != name.strip() or len(name) > 100:
-            raise InputError(f"{name!r} cannot be a user's name", "Use 1 to 100 characters.")
+        _require_name(name, "user")
 
     def require_free(self, name: str) -> None:
         """Check that somebody new can have this name; call it in the transaction that adds them.
@@ -154,6 +155,17 @@ class Users:
             self._require_other_admin(user)
             self._change(name, role=role)
             delete_invitations(db, name)
+
+    def set_team(self, name: str, team: str) -> None:
+        """Put somebody in a team, in place of the one they are in; "": in none.
+
+        Raises:
+            InputError: no such user, or the team's name is too long.
+        """
+        if team:
+            _require_name(team, "team")
+        if not put_in_team(self.connections, name, team):
+            raise no_user(name)
 
     def _require_other_admin(self, user: User) -> None:
         others = (one for one in self.all() if one.name != user.name and not one.disabled)
@@ -251,6 +263,11 @@ def no_user(name: str) -> InputError:
     return InputError(f"There is no user {name!r}", "See all users: rlhf users list --db DB")
 
 
+def _require_name(name: str, what: str) -> None:
+    if not name.strip() or name != name.strip() or len(name) > 100:
+        raise InputError(f"{name!r} cannot be a {what}'s name", "Use 1 to 100 characters.")
+
+
 def require_password(password: str) -> None:
     """Check that a new password has a length that the forms accept.
 
@@ -265,5 +282,5 @@ def require_password(password: str) -> None:
 
 
 def _user(row: UserRow) -> User:
-    name, role, disabled, epoch = row
-    return User(name=name, role=cast(Role, role), disabled=bool(disabled), epoch=epoch)
+    name, role, disabled, epoch, team = row
+    return User(name=name, role=cast(Role, role), disabled=bool(disabled), epoch=epoch, team=team)

@@ -87,18 +87,13 @@ def import_file(
         InterruptedRunError: another import is running, or the disk is full.
     """
     report = Report()
-    name = defaults.source or _source_of(path)
+    name = defaults.source or _source_of(path, db)
     entries = read_entries(path, replace(defaults, source=name), on_error, report, part, progress)
     first = list(islice(entries, READ_AHEAD))
     if len(first) < READ_AHEAD:
         _require_good_lines(path, len(first), on_error, report)
     with Store(db) as store:
         connections = store.connections
-        known_as = name if defaults.source else _source_of(path, connections.db)
-        if known_as != name:
-            name, report, first = known_as, Report(), []
-            named = replace(defaults, source=name)
-            entries = read_entries(path, named, on_error, report, part, progress)
         known = names_of_imports(connections.db)
         with importing(connections, str(path), name=name, replace=replace_earlier) as current:
             num_stored = _store(store, current, chain(first, entries), on_error, report)
@@ -209,10 +204,13 @@ def source_for(file_name: str, db: Database | None = None) -> str:
     return last_name(db, (short, earlier)) or short
 
 
-def _source_of(path: Path, db: Database | None = None) -> str:
-    if path.is_file():
-        return source_for(path.name, db)
-    return path.name if is_hub_name(path) else path.stem
+def _source_of(path: Path, db: Path) -> str:
+    if not path.is_file():
+        return path.name if is_hub_name(path) else path.stem
+    if not db.is_file() or not db.stat().st_size:  # made only for a file that can be read
+        return source_for(path.name)
+    with Store(db) as store:
+        return source_for(path.name, store.connections.db)
 
 
 def read_entries(

@@ -23,6 +23,7 @@ from labeling_app.data_io.importing import OnError, Report, import_file, read_en
 from labeling_app.data_io.reading import Part
 from labeling_app.db.files.backup import back_up
 from labeling_app.db.store import Store
+from rlhf.diagnose import diagnose
 from rlhf.errors import InputError, RlhfError
 from rlhf.records.jsonl import Progress
 
@@ -48,9 +49,17 @@ def main() -> None:
     except RlhfError as error:
         outcome = {"error": _sentence(error, job)}
     except (OSError, sqlite3.Error) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        outcome = {"error": f"{FAILED[name]}: {reason}. Fix that, then try again."}
+        outcome = {"error": f"{FAILED[name]}: {_cause(error)}. Fix that, then try again."}
     sys.stdout.write(json.dumps(outcome))
+
+
+def _cause(error: OSError | sqlite3.Error) -> str:
+    """What went wrong in a few words, without the server's paths."""
+    known = diagnose(error)
+    if known is not None:
+        cause = known.problem.partition(":")[0]  # the library's message follows
+        return cause[0].lower() + cause[1:]
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _sentence(error: RlhfError, job: Job) -> str:

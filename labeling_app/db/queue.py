@@ -23,6 +23,7 @@ from labeling_app.db.board.overlap import ask_another
 from labeling_app.db.board.submission_ids import is_stored_skip, unless_stored
 from labeling_app.db.board.tickets import ticket_of
 from labeling_app.db.connection import Connections
+from labeling_app.db.people.sources import SOURCES_OF_ME
 from labeling_app.db.rankings import insert_ranking, ranking_in_task, retire, retire_in_task
 from labeling_app.db.store import Store, ensure_annotator
 from rlhf.errors import InputError
@@ -105,12 +106,11 @@ class TaskQueue:
 
     def busy_elsewhere(self, annotator: str) -> tuple[int, float | None]:
         """How many tasks for this annotator others hold now, and when the first comes free."""
-        query = """
+        query = f"""
             SELECT COUNT(*), MIN(expires_at) FROM assignments a JOIN tasks t ON t.id = a.task_id
             WHERE state = 'leased' AND expires_at > :now AND annotator <> :me
             AND t.open <= 0 AND t.only_for IS NULL
-            AND (t.reserved IS NULL OR t.reserved IN (
-                SELECT source FROM source_people WHERE annotator = :me))
+            AND (t.reserved IS NULL OR t.reserved IN ({SOURCES_OF_ME}))
             AND NOT EXISTS (
                 SELECT 1 FROM assignments mine
                 WHERE mine.task_id = a.task_id AND mine.annotator = :me

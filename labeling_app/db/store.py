@@ -157,6 +157,12 @@ class Store:
             LIMIT 1"""
         return self.connections.db.execute(query, [split]).fetchone() is not None
 
+    def has_unanswered_prompts(self) -> bool:
+        """Whether a prompt has no response at all."""
+        query = f"""SELECT 1 FROM prompts p WHERE {SHOWN} AND NOT EXISTS
+            (SELECT 1 FROM responses r WHERE r.prompt_id = p.id) LIMIT 1"""
+        return self.connections.db.execute(query).fetchone() is not None
+
     def prompts_lacking_responses(self, k: int, model_fingerprint: str) -> list[tuple[Prompt, int]]:
         """Prompts, checks aside, with fewer than `k` responses of that model, and how many."""
         query = f"""

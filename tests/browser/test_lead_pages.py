@@ -164,6 +164,27 @@ def test_an_invited_person_sets_a_password_and_ranks(lead, open_page):
     ann.wait_for_url("**/sign-in")
 
 
+def test_a_lead_puts_people_in_a_team_and_gives_it_a_source(lead):
+    app, page = lead
+    page.click("nav a:has-text('People')")
+    page.fill("[aria-label='Team of lea']", "night shift")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".said:has-text('lea is in team night shift.')")
+    page.click("summary:has-text('in: everybody')")
+    page.check("[name=teams][value='night shift']")
+    require_accessible(page, "people with a team")
+    assert no_sideways_scrolling(page)
+    page.click("[aria-label='Save who gets in']")
+    page.wait_for_selector(".said:has-text('Tasks of in go to team night shift (lea).')")
+    page.wait_for_selector("summary:has-text('in: team night shift (lea)')")
+    page.goto(app.url + "lead/people?source=nothing")
+    page.fill("#find-source", "I")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("summary:has-text('in: team night shift (lea)')")
+    assert page.input_value("#find-source") == "I"
+    require_accessible(page, "people, one source found")
+
+
 def test_a_lead_edits_the_rubric_and_the_board_shows_it(lead):
     app, page = lead
     page.click("nav a:has-text('Rubric')")

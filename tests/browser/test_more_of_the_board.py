@@ -9,7 +9,7 @@ from sqlite_utils import Database
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.cli import main
-from tests.browser.boards import line, wait_for_task
+from tests.browser.boards import in_database, line, wait_for_task
 from tests.browser.conftest import submit_as_shown
 
 pytestmark = pytest.mark.browser
@@ -257,3 +257,24 @@ def test_a_board_with_nothing_left_shows_what_is_imported_later(serve, open_page
     assert main(["import", str(later), "--db", str(app.db)]) == 0
     wait_for_task(page, "question 1")  # without a reload
     assert page.locator(".rb-empty").is_hidden()
+
+
+def test_the_time_of_a_task_that_came_by_itself_begins_with_the_person(serve, open_page, tmp_path):
+    app = serve([line("question 0", ["a", "b"])])
+    page = open_page(app.url, before=lambda page: page.clock.install())
+    wait_for_task(page, "question 0")
+    submit_as_shown(page)
+    page.wait_for_selector(".rb-empty:has-text('You have ranked everything')")
+    page.mouse.move(10, 10)  # somebody is still there, before the task
+    later = tmp_path / "later.jsonl"
+    later.write_text(json.dumps(line("question 1", ["c", "d"])))
+    assert main(["import", str(later), "--db", str(app.db)]) == 0
+    page.clock.fast_forward(20_000)
+    wait_for_task(page, "question 1")
+    page.clock.fast_forward(600_000)  # nobody is there
+    page.mouse.move(20, 20)
+    page.clock.fast_forward(300_000)  # somebody thinks
+    submit_as_shown(page)
+    page.wait_for_selector(".rb-empty:has-text('You have ranked everything')")
+    [_, ranking] = in_database(app.db)
+    assert 300_000 <= ranking["duration_ms"] < 600_000

@@ -304,8 +304,8 @@ def first_round(lead: Page, app: App, people: list[Page]) -> None:
     lead.get_by_role("button", name="Start").click()
     wait_for_status(lead, "Waiting for rankings: 0 of 150.")
     expect(lead.locator(".advice")).to_have_text(
-        "150 rankings are missing, and the open tasks can give only 120. Import prompts with "
-        "responses on the Data page."
+        "150 rankings are missing, and the open tasks can give only 120. Import more "
+        "prompts on the Data page."
     )
     expect(lead.get_by_role("button", name="Train now")).to_have_count(0)
     for person in people:

@@ -6,7 +6,7 @@
                  ├─< assignments    leased, expired, done or skipped by whom; the order shown
                  ├─< tickets        what the task is called in that person's browser
                  └─< drafts, skips
-    annotators ─< source_people whose sources' tasks they alone get
+    annotators ─< source_people whose sources' tasks they alone get; `source_teams`: their teams
         └───< rankings          append-only; `live` says whether a later one took its place
     comparisons ─< served       answers to apps, and the thumbs by which two policies are compared
 
@@ -17,7 +17,7 @@ that nobody counts rows.
 
 from labeling_app.db.files.import_names import IMPORT_NAMES
 from labeling_app.db.files.imported_judgments import IMPORTED_JUDGMENTS
-from labeling_app.db.files.schema_people import INVITATIONS, USERS
+from labeling_app.db.files.schema_people import INVITATIONS, TEAMS, USERS
 
 APPLICATION_ID = (
     0x524C4846  # "RLHF": what `file` and SQLite find in the header of a database of ours
@@ -390,4 +390,5 @@ STEPS: dict[str, tuple[str, ...]] = {
     "018_sources": SOURCES,
     "019_imported_judgments": IMPORTED_JUDGMENTS,
     "020_import_names": IMPORT_NAMES,
+    "021_teams": TEAMS,
 }

@@ -24,3 +24,21 @@ INVITATIONS = (
         is_reset INTEGER NOT NULL,
         expires_at REAL NOT NULL) WITHOUT ROWID""",
 )
+
+
+TEAMS = (
+    # '' is no team. What a team was given, whoever is in it gets.
+    "ALTER TABLE users ADD COLUMN team TEXT NOT NULL DEFAULT ''",
+    """CREATE TABLE source_teams (
+        team TEXT NOT NULL,
+        source TEXT NOT NULL,
+        PRIMARY KEY (team, source)) WITHOUT ROWID""",
+    "CREATE INDEX teams_of_source ON source_teams (source)",
+    "DROP TRIGGER reserve_new_tasks",
+    """CREATE TRIGGER reserve_new_tasks AFTER INSERT ON tasks
+        WHEN EXISTS (SELECT 1 FROM source_people) OR EXISTS (SELECT 1 FROM source_teams) BEGIN
+        UPDATE tasks SET reserved = (SELECT p.source FROM prompts p WHERE p.id = NEW.prompt_id
+            AND (EXISTS (SELECT 1 FROM source_people s WHERE s.source = p.source)
+                OR EXISTS (SELECT 1 FROM source_teams s WHERE s.source = p.source)))
+        WHERE id = NEW.id; END""",
+)

@@ -1,6 +1,11 @@
-"""Whose tasks go to whom: a source's tasks go to the people it was given to, or to everybody."""
+"""Whose tasks go to whom: a source's tasks go to those it was given to, or to everybody.
+
+It may be given to people and to teams. Whoever is in a team when the next task is looked for gets
+what the team was given.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlite_utils import Database
 
@@ -8,10 +13,24 @@ from labeling_app.db.connection import Connections
 from labeling_app.db.tasks import reserve_tasks
 
 LISTED = 200
+SOURCES_OF_ME = """
+    SELECT source FROM source_people WHERE annotator = :me
+    UNION ALL SELECT s.source FROM users u JOIN source_teams s ON s.team = u.team
+    WHERE u.name = :me"""
 
 
-def give_source(connections: Connections, source: str, people: Sequence[str]) -> None:
-    """Let these people alone get the tasks of a source from now on; nobody named: everybody.
+@dataclass(frozen=True, kw_only=True)
+class Receivers:
+    """Who alone gets the tasks of a source, by name: everybody where nobody is named."""
+
+    people: tuple[str, ...] = ()
+    teams: tuple[str, ...] = ()
+
+
+def give_source(
+    connections: Connections, source: str, people: Sequence[str], teams: Sequence[str] = ()
+) -> None:
+    """Let these alone get the tasks of a source from now on; nobody named: everybody.
 
     Whoever has a task of it on the screen keeps it.
 
@@ -19,12 +38,14 @@ def give_source(connections: Connections, source: str, people: Sequence[str]) ->
         connections: the database.
         source: of prompts.
         people: names of annotators, which exist.
+        teams: names of teams, as in `users`.
     """
     with connections.write() as db:
-        db.execute("DELETE FROM source_people WHERE source = ?", [source])
-        rows = [[name, source] for name in people]
-        db.conn.executemany("INSERT OR IGNORE INTO source_people VALUES (?, ?)", rows)
-        reserve_tasks(db, source, is_reserved=bool(people))
+        for table, names in (("source_people", people), ("source_teams", teams)):
+            db.execute(f"DELETE FROM {table} WHERE source = ?", [source])
+            rows = [[name, source] for name in names]
+            db.conn.executemany(f"INSERT OR IGNORE INTO {table} VALUES (?, ?)", rows)
+        reserve_tasks(db, source, is_reserved=bool(people or teams))
 
 
 def is_source(connections: Connections, source: str) -> bool:
@@ -33,8 +54,8 @@ def is_source(connections: Connections, source: str) -> bool:
     return connections.db.execute(query, [source]).fetchone() is not None
 
 
-def sources_with_people(connections: Connections) -> dict[str, list[str]]:
-    """The people of every source, by name; none where its tasks are for everybody.
+def find_sources(connections: Connections, part: str = "", most: int = LISTED) -> list[str]:
+    """The first sources whose name contains a text, in any case of the letters A to Z.
 
     Each source is one step in an index, however many prompts it has.
     """
@@ -42,17 +63,28 @@ def sources_with_people(connections: Connections) -> dict[str, list[str]]:
         WITH RECURSIVE found (source) AS (
             SELECT MIN(source) FROM prompts
             UNION ALL SELECT (SELECT MIN(source) FROM prompts p WHERE p.source > found.source)
-            FROM found WHERE found.source IS NOT NULL LIMIT ?)
-        SELECT found.source, s.annotator FROM found
-        LEFT JOIN source_people s ON s.source = found.source
-        WHERE found.source IS NOT NULL ORDER BY 1, 2"""
-    found: dict[str, list[str]] = {}
-    for source, name in connections.db.execute(query, [LISTED]):
-        found.setdefault(source, []).extend([name] if name else [])
-    return found
+            FROM found WHERE found.source IS NOT NULL)
+        SELECT source FROM found
+        WHERE source IS NOT NULL AND instr(lower(source), lower(?)) LIMIT ?"""
+    return [row[0] for row in connections.db.execute(query, [part, most])]
 
 
-def sources_of(db: Database, annotator: str) -> list[str]:
-    """The sources whose tasks go to this person."""
-    query = "SELECT source FROM source_people WHERE annotator = ? ORDER BY source"
-    return [row[0] for row in db.execute(query, [annotator])]
+def receivers_of(connections: Connections, sources: Sequence[str]) -> dict[str, Receivers]:
+    """Who gets the tasks of each of these sources."""
+
+    def names(column: str, table: str, source: str) -> tuple[str, ...]:
+        query = f"SELECT {column} FROM {table} WHERE source = ? ORDER BY 1"
+        return tuple(row[0] for row in connections.db.execute(query, [source]))
+
+    return {
+        source: Receivers(
+            people=names("annotator", "source_people", source),
+            teams=names("team", "source_teams", source),
+        )
+        for source in sources
+    }
+
+
+def sources_of(db: Database, annotator: str) -> set[str]:
+    """The sources whose tasks go to this person, or to their team."""
+    return {row[0] for row in db.execute(SOURCES_OF_ME, {"me": annotator})}

@@ -7,8 +7,8 @@ from sqlite_utils import Database
 
 from labeling_app.db.connection import Connections
 
-UserRow = tuple[str, str, int, int]  # name, role, disabled, epoch
-_COLUMNS = "name, role, disabled, epoch"
+UserRow = tuple[str, str, int, int, str]  # name, role, disabled, epoch, team
+_COLUMNS = "name, role, disabled, epoch, team"
 
 
 def find_user(connections: Connections, name: str) -> UserRow | None:

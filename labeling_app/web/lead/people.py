@@ -14,7 +14,15 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from labeling_app.annotators.invitations import Invitations
 from labeling_app.annotators.passwords import new_password
 from labeling_app.annotators.users import MAX_PASSWORD, ROLES, Role, User, Users
-from labeling_app.db.people.sources import give_source, sources_with_people
+from labeling_app.db.people.sources import (
+    LISTED,
+    Receivers,
+    find_sources,
+    give_source,
+    is_source,
+    receivers_of,
+)
+from labeling_app.db.people.teams import all_teams
 from labeling_app.db.store import Store
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.lead.frame import LeadFrame, answer_json, sender_of
@@ -94,6 +102,12 @@ class PeoplePage:
         await run_sync(lambda: self.users.set_disabled(name, disabled=False))
         return {"say": f"{name} may sign in again."}
 
+    async def put_in_team(self, sender: User, payload: Payload) -> Payload:
+        """Put a user in a team, or in none. It ends no session and allows nothing else."""
+        name, team = _text(payload, "name"), _text(payload, "team")
+        await run_sync(self.users.set_team, name, team)
+        return {"say": f"{name} is in {f'team {team}' if team else 'no team'}."}
+
     def _newcomer(self, sender: User, payload: Payload) -> tuple[str, Role]:
         """The name and role of somebody new, whom the sender may add."""
         name, role = _text(payload, "name"), _role(payload)
@@ -112,18 +126,19 @@ class PeoplePage:
         return user
 
     async def give(self, sender: User, payload: Payload) -> Payload:
-        """Let some people alone, or everybody, get the tasks of a source."""
-        source, names = payload.get("source"), payload.get("people")
-        known = sources_with_people(self.users.connections)
-        if not isinstance(source, str) or source not in known:
+        """Let some people and teams alone, or everybody, get the tasks of a source."""
+        source, connections = payload.get("source"), self.users.connections
+        if not isinstance(source, str) or not is_source(connections, source):
             raise InputError("There is no such source", "Reload the page.")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InputError("The request is malformed", "Reload the page.")
+        names, teams = _names(payload, "people"), _names(payload, "teams")
         for name in names:
             self.users.require(name)
-        await run_sync(give_source, self.users.connections, source, names)
-        whom = ", ".join(names) if names else "everybody"
-        return {"say": f"Tasks of {source} go to {whom}."}
+        members = all_teams(connections)
+        if set(teams) - members.keys():
+            raise InputError("There is no such team", "Reload the page.")
+        await run_sync(give_source, connections, source, names, teams)
+        given = Receivers(people=tuple(names), teams=tuple(teams))
+        return {"say": f"Tasks of {source} go to {whom(given, members)}."}
 
     async def accept(self, payload: Payload) -> Payload:
         """Set a password with a link."""
@@ -131,6 +146,12 @@ class PeoplePage:
         set_password = self.invitations.accept
         accepted = await run_sync(set_password, token, password, limiter=self._hashing)
         return {"say": f"Your password is set. Sign in as {accepted.name}."}
+
+
+def whom(given: Receivers, members: dict[str, list[str]]) -> str:
+    """Those who get the tasks of a source in words, teams with who is in them."""
+    teams = [f"team {team} ({', '.join(members[team]) or 'nobody'})" for team in given.teams]
+    return ", ".join([*teams, *given.people]) or "everybody"
 
 
 def may_manage(sender: User, role: Role) -> bool:
@@ -152,6 +173,13 @@ def _text(payload: Payload, name: str, limit: int = 100) -> str:
     return value if name == "password" else value.strip()
 
 
+def _names(payload: Payload, field: str) -> list[str]:
+    names = payload.get(field, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError("The request is malformed", "Reload the page.")
+    return names
+
+
 def _role(payload: Payload) -> Role:
     for role in ROLES:
         if payload.get("role", "annotator") == role:
@@ -171,11 +199,12 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
     """Serve the page, its operations, and the page that a link opens."""
     people = PeoplePage(store, CapacityLimiter(1))
     frame.add_to_navigation("People", PATH)
-    frame.templates.globals["may_manage"] = may_manage
+    frame.templates.globals |= {"may_manage": may_manage, "whom": whom}
 
     @app.get(PATH)
-    def page(request: Request) -> HTMLResponse:
-        sender = sender_of(request)
+    def page(request: Request, source: str = "") -> HTMLResponse:
+        sender, connections = sender_of(request), store.connections
+        found = find_sources(connections, source.strip(), LISTED + 1)
         return frame.page(
             request,
             TEMPLATE,
@@ -183,7 +212,10 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
             invitations=people.invitations.all(),
             roles=[role for role in ROLES if may_manage(sender, role)],
             everybody_signs_in=has_sign_in,
-            sources=sources_with_people(store.connections),
+            teams=all_teams(connections),
+            sources=receivers_of(connections, found[:LISTED]),
+            searched=source.strip(),
+            num_listed=LISTED if found[LISTED:] else 0,
         )
 
     operations = {
@@ -192,6 +224,7 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
         "reset": people.reset,
         "withdraw": people.withdraw,
         "role": people.change_role,
+        "team": people.put_in_team,
         "disable": people.disable,
         "enable": people.enable,
         "give": people.give,

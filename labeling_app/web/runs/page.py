@@ -151,7 +151,7 @@ def what_is_missing(waiting: Waiting) -> str:
         return "Train now starts the round with the rankings there are." if has_some else ""
     return (
         f"{waiting.missing:,} rankings are missing, and the open tasks can give only "
-        f"{waiting.possible:,}. Import prompts with responses on the Data page"
+        f"{waiting.possible:,}. Import more prompts on the Data page"
         + (", or train now." if has_some else ".")
     )
 

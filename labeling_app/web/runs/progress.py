@@ -43,6 +43,11 @@ class StageView:
     share: float | None = None
     left_seconds: float | None = None
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is still to be done, for a time that nothing tells."""
+        return self.status != "done" and self.left_seconds is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundView:
@@ -66,6 +71,24 @@ class RoundView:
         left = [one.left_seconds for one in self.stages if one.status != "done"]
         known = [one for one in left if one is not None]
         return sum(known) if known and len(known) == len(left) else None
+
+    @property
+    def left_in_words(self) -> str:
+        """What is left of the round, else of its running stage; empty if neither is known.
+
+        In the first round no stage has run before: only what the running one counts is known.
+        """
+        if self.left_seconds is not None:
+            left = in_words(self.left_seconds)
+            return f"About {left} left, if every stage takes as long as in the round before."
+        for stage in self.stages:
+            if stage.status == "running" and stage.left_seconds is not None:
+                unknown = [one.name for one in self.stages if one.is_unknown]
+                return (
+                    f"About {in_words(stage.left_seconds)} left in {stage.name}. How long "
+                    f"{' and '.join(unknown)} will take is known once a round has done it."
+                )
+        return ""
 
 
 def read_rounds(file: LoopFile, *, is_running: bool) -> list[RoundView]:

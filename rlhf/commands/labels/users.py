@@ -16,9 +16,11 @@ EXAMPLE = "rlhf users add ann --db labels.db"
 SHOWN_SOURCES = 20
 
 if TYPE_CHECKING:
-    from labeling_app.annotators.users import Users
+    from labeling_app.annotators.users import User, Users
 
-Action = Literal["add", "list", "role", "disable", "enable", "reset", "assign", "token", "revoke"]
+Action = Literal[
+    "add", "list", "role", "team", "disable", "enable", "reset", "assign", "token", "revoke"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +29,12 @@ class Settings:
 
     # Not keyword-only: `rlhf users add ann`.
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
-    """People: add, list, role (another one, with --role), disable, enable, reset (new password);
-    role, disable and reset sign the person out everywhere.
+    """People: add, list, role (another one, with --role), team (another one, with --team or
+    --no-team), disable, enable, reset (new password); role, disable and reset sign the person out
+    everywhere.
     Tasks: assign SOURCE NAME... (they alone get the tasks of that source, for example
-    `assign prompts ann bob`), or assign SOURCE --everybody. Programs that send feedback: token (a
-    new one, shown once), revoke."""
+    `assign prompts ann bob`), assign SOURCE --team TEAM..., or assign SOURCE --everybody. Programs
+    that send feedback: token (a new one, shown once), revoke."""
     name: str = field(default="", kw_only=False)
     """The name of the user or program; assign: the source of prompts, as `rlhf import` stored
     it."""
@@ -39,6 +42,11 @@ class Settings:
         default=(), kw_only=False
     )
     """assign: the users who get the tasks, in place of those who got them before."""
+    team: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """team: the team that the person is in from now on, in place of the one before; any name makes
+    a new one. assign: teams whose people get the tasks, also those who join later."""
+    no_team: Annotated[bool, Parameter(negative="")] = False
+    """team: the person is in no team from now on."""
     everybody: bool = False
     """assign: let everybody get the tasks again."""
     db: Path
@@ -54,6 +62,9 @@ class Settings:
             self._require_who_gets_what()
         else:
             refuse_idle(self, ["people", "everybody"], f"with {self.action}")
+        if self.action != "team":
+            idle = ["no_team"] if self.action == "assign" else ["no_team", "team"]
+            refuse_idle(self, idle, f"with {self.action}")
         if self.action != "list" and not self.name:
             raise ConfigError(
                 f"rlhf users {self.action} needs a name",
@@ -66,6 +77,11 @@ class Settings:
                 "rlhf users role needs --role",
                 f"Type: rlhf users role {quote(self.name)} --role lead --db {self.db}",
             )
+        if self.action == "team" and len(self.team) + self.no_team != 1:
+            raise ConfigError(
+                "rlhf users team needs one --team, or --no-team",
+                f"Type: rlhf users team {quote(self.name)} --team TEAM --db {self.db}",
+            )
         if self.action not in ("add", "reset"):
             refuse_idle(self, ["password_stdin"], f"with {self.action}")
 
@@ -73,12 +89,12 @@ class Settings:
         remedy = f"rlhf users assign SOURCE NAME --db {self.db}"
         if not self.name:
             raise ConfigError("rlhf users assign needs a source and names", f"Type: {remedy}")
-        if bool(self.people) == self.everybody:
+        if bool(self.people or self.team) == self.everybody:
             problem = "names and --everybody" if self.everybody else "neither names nor --everybody"
             raise ConfigError(
                 f"rlhf users assign was given {problem}",
-                f"Type: {remedy.replace('SOURCE', quote(self.name))}, or --everybody in place of "
-                "NAME",
+                f"Type: {remedy.replace('SOURCE', quote(self.name))}, or --team TEAM or "
+                "--everybody in place of NAME",
             )
 
 
@@ -93,16 +109,16 @@ def run(settings: Settings) -> dict[str, Any]:
     with Store(settings.db, must_exist=True, read_only=settings.action == "list") as store:
         users = Users(store)
         if settings.action == "list":
-            people = {u.name: u.role + (" (disabled)" if u.disabled else "") for u in users.all()}
+            people = {user.name: _summary(user) for user in users.all()}
             return people | dict.fromkeys(programs_with_tokens(store.connections), "program")
         if settings.action == "assign":
-            return {"source": settings.name, "people": _assign(users, settings)}
+            return {"source": settings.name, **_assign(users, settings)}
         if settings.action == "token":
             return {"program": settings.name, "token": make_token(store, settings.name)}
         if settings.action == "revoke":
             revoke_token(store, settings.name)
             return {"program": settings.name, "revoked": True}
-        if settings.action in ("role", "disable", "enable"):
+        if settings.action in ("role", "team", "disable", "enable"):
             return {"user": settings.name, **_change(users, settings)}
         given = sys.stdin.readline().rstrip("\n") if settings.password_stdin else ""
         password = given or new_password()
@@ -115,11 +131,15 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def _change(users: "Users", settings: Settings) -> dict[str, Any]:
-    """Give a user another role, or disable or enable them; what changed.
+    """Give a user another role or team, or disable or enable them; what changed.
 
     Raises:
         InputError: there is no such user, or the role cannot be changed.
     """
+    if settings.action == "team":
+        [team] = settings.team or [""]
+        users.set_team(settings.name, team)
+        return {"team": team}
     if settings.role:
         users.set_role(settings.name, settings.role)
         return {"role": settings.role}
@@ -128,17 +148,23 @@ def _change(users: "Users", settings: Settings) -> dict[str, Any]:
     return {"disabled": is_disabled}
 
 
-def _assign(users: "Users", settings: Settings) -> list[str]:
-    """Give the tasks of a source to some people alone, or to everybody; the people.
+def _summary(user: "User") -> str:
+    team = f", team {user.team}" if user.team else ""
+    return user.role + team + (" (disabled)" if user.disabled else "")
+
+
+def _assign(users: "Users", settings: Settings) -> dict[str, list[str]]:
+    """Give the tasks of a source to people and teams alone, or to everybody; these by name.
 
     Raises:
-        InputError: there is no such source or user; says which there are, or how to add one.
+        InputError: there is no such source, user or team; says which there are, or how to add one.
     """
-    from labeling_app.db.people.sources import give_source, is_source, sources_with_people
+    from labeling_app.db.people.sources import find_sources, give_source, is_source
+    from labeling_app.db.people.teams import all_teams
 
     db, source = quote(str(settings.db)), quote(settings.name)
     if not is_source(users.connections, settings.name):
-        known = [one for one in sources_with_people(users.connections) if one]
+        known = [one for one in find_sources(users.connections) if one]
         more = ["others"] if known[SHOWN_SOURCES:] else []
         raise InputError(
             f"{settings.db} has no prompts of the source {settings.name!r}",
@@ -153,13 +179,21 @@ def _assign(users: "Users", settings: Settings) -> list[str]:
             f"Add one: rlhf users add {quote(unknown[0])} --db {db}\n"
             f"  To see who there is: rlhf users list --db {db}",
         )
-    people = list(dict.fromkeys(settings.people))
-    give_source(users.connections, settings.name, people)
-    return people
+    unknown = [one for one in settings.team if one not in all_teams(users.connections)]
+    if unknown:
+        raise InputError(
+            f"There is no team {unknown[0]!r} in {settings.db}",
+            f"Put somebody in it: rlhf users team NAME --team {quote(unknown[0])} --db {db}\n"
+            f"  To see who is in which team: rlhf users list --db {db}",
+        )
+    people, teams = list(dict.fromkeys(settings.people)), list(dict.fromkeys(settings.team))
+    give_source(users.connections, settings.name, people, teams)
+    return {"people": people, "teams": teams}
 
 
-def _whom(people: list[str] | None) -> str:
-    return f"{listed(people)} alone" if people else "everybody"
+def _whom(result: dict[str, Any]) -> str:
+    named = [*(f"team {team}" for team in result.get("teams", [])), *result.get("people", [])]
+    return f"{listed(named)} alone" if named else "everybody"
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
@@ -167,13 +201,15 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     name, action = settings.name, settings.action
     if action == "list":
         return columns(result) if result else f"{settings.db} has no users yet."
+    team = result.get("team")
     done = {
         "add": f"{name} may sign in as {settings.role or 'annotator'}.",
         "role": f"{name} is {settings.role} now and has to sign in again.",
         "reset": f"{name} has a new password and is signed out everywhere.",
         "disable": f"{name} can no longer sign in.",
         "enable": f"{name} may sign in again.",
-        "assign": f"Tasks of {name} go to {_whom(result.get('people'))}.",
+        "team": f"{name} is in {f'team {team}' if team else 'no team'}.",
+        "assign": f"Tasks of {name} go to {_whom(result)}.",
         "token": f"The program {name} may send feedback; earlier tokens of it are void.",
         "revoke": f"The program {name} can no longer send feedback.",
     }[action]

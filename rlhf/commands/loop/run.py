@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rlhf.commands.loop.children import read_commands, run_stage, say, wait_for_earlier_child
+from rlhf.commands.loop.new_prompts import NewPrompts
 from rlhf.commands.loop.report import build_report, describe_round, read_rounds, reason_to_stop
 from rlhf.commands.loop.settings import LoopSettings, launch_words
 from rlhf.commands.loop.splits import require_splits
@@ -104,7 +105,8 @@ def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[s
     if settings.waits_for_people:
         notify(settings.notify, str(run.path), "waiting", f"Round {export.number}: people rank.")
         began = _round_began(entries, export.number)
-        wait_for_rankings(run, settings, found, export.number, after, began)
+        new_prompts = NewPrompts(run, settings, export.number)
+        wait_for_rankings(run, settings, found, export.number, after, began, new_prompts.answer)
     count = count_new(settings.database, after, found)
     return {"new_rankings": count["new"]}
 

@@ -87,7 +87,7 @@ class LoopSettings:
     `judge`, a judge model, configured under stages: annotate."""
     new_rankings: int | None = 100
     """People: how many new rankings start the training of a round. Without a number, only
-    start_at does."""
+    start_at does. Prompts that are imported without responses meanwhile get some from --model."""
     start_at: str | None = None
     """People: when the training of a round starts although fewer rankings are new, at least one:
     at a time of day, "02:00", or "every 6 hours" since the round began."""

@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,7 +107,13 @@ def wait_while_paused(run: RunDir, number: int) -> None:
 
 
 def wait_for_rankings(
-    run: RunDir, settings: LoopSettings, export: Any, number: int, after: Exported, began: datetime
+    run: RunDir,
+    settings: LoopSettings,
+    export: Any,
+    number: int,
+    after: Exported,
+    began: datetime,
+    before_each_look: Callable[[], None],
 ) -> None:
     """Return when there are enough new rankings, or one and it is time.
 
@@ -121,6 +128,7 @@ def wait_for_rankings(
         number: of the round.
         after: as in `count_new`.
         began: when the round began.
+        before_each_look: sees to prompts that are new.
     """
     db, wanted, start_at = settings.database, settings.new_rankings, settings.start_at
     start = next_start(start_at, began) if start_at else None
@@ -128,6 +136,7 @@ def wait_for_rankings(
     shown: Waiting | None = None
     while True:
         wait_while_paused(run, number)
+        before_each_look()
         count, now = count_new(db, after, export), datetime.now(UTC)
         there = count["new"]
         waiting = _waiting(db, number, count, wanted)
@@ -203,4 +212,4 @@ def _advice(waiting: Waiting, out: Path) -> str:
         if waiting.new
         else "start the loop again with a smaller --new-rankings"
     )
-    return f"{able} Import prompts with responses (rlhf import, or the Data page), or {otherwise}."
+    return f"{able} Import more prompts (rlhf import, or the Data page), or {otherwise}."

@@ -10,7 +10,8 @@ from labeling_app.annotators.invitations import Invitations
 from labeling_app.annotators.passwords import hash_password
 from labeling_app.annotators.users import Users
 from labeling_app.data_io.tokens import make_token, revoke_token
-from labeling_app.db.people.sources import sources_with_people
+from labeling_app.db.people.sources import Receivers, receivers_of
+from labeling_app.db.people.teams import all_teams
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt
@@ -168,12 +169,59 @@ def test_the_tasks_of_a_source_are_given_from_the_command(users, store, capsys):
         return capsys.readouterr().out
 
     assert assign("law", "ann", "bob") == "Tasks of law go to ann and bob alone.\n"
-    assert sources_with_people(store.connections) == {"law": ["ann", "bob"]}
+    assert receivers_of(store.connections, ["law"]) == {"law": Receivers(people=("ann", "bob"))}
     assert assign("law", "bob", "bob") == "Tasks of law go to bob alone.\n"
-    assert sources_with_people(store.connections) == {"law": ["bob"]}
+    assert receivers_of(store.connections, ["law"]) == {"law": Receivers(people=("bob",))}
     assert assign("law", "--everybody") == "Tasks of law go to everybody.\n"
-    assert sources_with_people(store.connections) == {"law": []}
-    assert json.loads(assign("law", "ann", "--json")) == {"source": "law", "people": ["ann"]}
+    assert receivers_of(store.connections, ["law"]) == {"law": Receivers()}
+    said = json.loads(assign("law", "ann", "--json"))
+    assert said == {"source": "law", "people": ["ann"], "teams": []}
+
+
+def test_teams_are_set_and_given_sources_from_the_command(users, store, capsys):
+    store.add_prompts([Prompt.create((Message(role="user", content="Hi?"),), "train", "law")])
+    users.add("bob", "annotator", "long enough")
+    epoch = users.get("ann").epoch
+
+    def run(*arguments: str) -> str:
+        assert main(["users", *arguments, "--db", str(store.connections.path)]) == 0
+        return capsys.readouterr().out
+
+    assert run("team", "ann", "--team", "red") == "ann is in team red.\n"
+    assert run("team", "bob", "--team", "blue sky") == "bob is in team blue sky.\n"
+    assert users.of_session("ann", epoch).team == "red"  # still signed in
+    assert run("list") == "ann  annotator, team red\nbob  annotator, team blue sky\n"
+    said = run("assign", "law", "--team", "red", "blue sky")
+    assert said == "Tasks of law go to team red and team blue sky alone.\n"
+    assert run("assign", "law", "bob", "--team", "red") == (
+        "Tasks of law go to team red and bob alone.\n"
+    )
+    given = receivers_of(store.connections, ["law"])
+    assert given == {"law": Receivers(people=("bob",), teams=("red",))}
+    assert run("team", "ann", "--no-team") == "ann is in no team.\n"
+    assert all_teams(store.connections) == {"blue sky": ["bob"], "red": []}
+    assert run("assign", "law", "--everybody") == "Tasks of law go to everybody.\n"
+    assert receivers_of(store.connections, ["law"]) == {"law": Receivers()}
+
+
+def test_what_a_team_cannot_be_says_what_to_type(users, store, refused):
+    store.add_prompts([Prompt.create((Message(role="user", content="Hi?"),), "train", "law")])
+    path = store.connections.path
+    db = ["--db", str(path)]
+    said = refused("users", "assign", "law", "--team", "red", *db)
+    assert f"There is no team 'red' in {path}" in said
+    assert f"rlhf users team NAME --team red --db {path}" in said
+    for wrong in ([], ["--team", "red", "blue"], ["--team", "red", "--no-team"]):
+        said = refused("users", "team", "ann", *wrong, *db)
+        assert "rlhf users team needs one --team, or --no-team" in said
+        assert f"Type: rlhf users team ann --team TEAM --db {path}" in said
+    assert "There is no user 'eve'" in refused("users", "team", "eve", "--team", "red", *db)
+    said = refused("users", "team", "ann", "--team", "x" * 101, *db)
+    assert "cannot be a team's name Use 1 to 100 characters." in said
+    said = refused("users", "role", "ann", "--role", "lead", "--team", "red", *db)
+    assert "--team has no effect with role" in said
+    said = refused("users", "assign", "law", "--no-team", "--everybody", *db)
+    assert "--no-team has no effect with assign" in said
 
 
 def test_what_cannot_be_assigned_says_what_to_type(users, store, refused):
@@ -191,10 +239,10 @@ def test_what_cannot_be_assigned_says_what_to_type(users, store, refused):
     assert "There is no user 'eve'" in said
     assert f"rlhf users add eve --db {path}" in said
     assert f"rlhf users list --db {path}" in said
-    assert sources_with_people(store.connections) == {"law": [], "news": []}
+    assert receivers_of(store.connections, ["law"]) == {"law": Receivers()}
     assert f"Type: rlhf users assign SOURCE NAME --db {path}" in refused("users", "assign", *db)
     said = refused("users", "assign", "law", *db)
-    assert f"Type: rlhf users assign law NAME --db {path}, or --everybody in place of NAME" in said
+    assert f"Type: rlhf users assign law NAME --db {path}, or --team TEAM or --everybody" in said
     said = refused("users", "assign", "law", "ann", "--everybody", *db)
     assert "rlhf users assign was given names and --everybody" in said
     assert "--people has no effect with add" in refused("users", "add", "ann", "bob", *db)

@@ -12,7 +12,6 @@ from labeling_app.data_io.formats import Defaults
 from labeling_app.data_io.importing import import_file, source_for
 from labeling_app.data_io.reading import Part
 from labeling_app.db.board.overlap import num_open
-from labeling_app.db.files.schema import STEPS
 from labeling_app.db.imports import unfinished
 from labeling_app.db.imports.unfinished import recover
 from labeling_app.db.people.sources import give_source
@@ -195,7 +194,7 @@ def test_imports_of_earlier_versions_are_known_by_the_source_of_their_prompts(
             old.execute("DROP INDEX IF EXISTS rankings_replaced")
             for column in columns:
                 old.execute(f"ALTER TABLE {name} DROP COLUMN {column}")
-        old.execute("DELETE FROM _sqlite_migrations WHERE name = ?", [list(STEPS)[-1]])
+        old.execute("DELETE FROM _sqlite_migrations WHERE name = '020_import_names'")
     path.write_text(json.dumps(LATER))
     assert counts(run_json("import", path, "--db", db, "--replace")) == (2, 2, 1)
 
@@ -237,3 +236,15 @@ def test_a_source_of_an_earlier_version_keeps_its_name_its_people_and_its_rankin
     add([pairwise(5, ("ann", "left"))], "--source", "project")  # as the page Data has called it
     report = add([pairwise(5, ("ann", "right"))], "--replace")
     assert counts(report) == (1, 1, 0)  # the source that was imported last
+
+
+def test_a_file_whose_source_has_an_older_name_is_read_once(store, add, tmp_path):
+    add(FIRST, "--source", "judged.csv")
+    file = tmp_path / "judged.csv"
+    file.write_text("prompt,response\n" + "".join(f"{n}?,yes\n" for n in range(3)))
+    shares: list[float] = []
+    db, defaults = store.connections.path, Defaults(split="train")
+    report = import_file(file, db, defaults, "stop", Part(), progress=shares.append)
+    assert (report.lines, report.new_prompts) == (3, 3)
+    assert {one.source for one in store.prompts()} == {"judged.csv"}
+    assert len(shares) == 4  # a header and three rows

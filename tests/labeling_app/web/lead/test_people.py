@@ -7,6 +7,8 @@ import pytest
 
 from labeling_app.annotators.invitations import Invitations
 from labeling_app.annotators.users import Users
+from rlhf.records.schema import Message, Prompt
+from tests.labeling_app.conftest import quality_page
 
 NEW = "a new password"
 NOT_VALID = {
@@ -203,6 +205,77 @@ def test_a_source_is_given_to_people_and_back_to_everybody(ask, store, queue, fi
     assert '<input type="checkbox" name="people" value="ann" checked>' in page.text
     assert said(back) == {"say": "Tasks of test go to everybody."}
     assert queue.next_task("lead")
+
+
+def test_a_source_is_given_to_a_team_that_people_are_put_in(ask, store, queue, fill):
+    fill(2, 2)  # of the source test
+    users = Users(store)
+    epoch = users.get("admin").epoch
+    put, give = "/lead/people/team", "/lead/people/give"
+    source = {"source": "test", "people": []}
+    unknown, first, admin, given = ask(
+        [
+            ("POST", give, {**source, "teams": ["red"]}),
+            ("POST", put, {"name": "annotator", "team": " red "}),
+            ("POST", put, {"name": "admin", "team": "<b>blue"}),
+            ("POST", give, {**source, "people": ["lead"], "teams": ["red", "<b>blue"]}),
+        ]
+    )
+    assert said(unknown) == {"error": "There is no such team. Reload the page."}
+    assert said(first) == {"say": "annotator is in team red."}
+    assert said(admin) == {"say": "admin is in team <b>blue."}  # no session ends
+    assert users.of_session("admin", epoch).team == "<b>blue"
+    to = "team red (annotator), team <b>blue (admin), lead"
+    assert said(given) == {"say": f"Tasks of test go to {to}."}
+    assert queue.next_task("annotator")
+    out, too_long, nobody, page = ask(
+        [
+            ("POST", put, {"name": "annotator", "team": ""}),
+            ("POST", put, {"name": "annotator", "team": "x" * 101}),
+            ("POST", put, {"name": "eve", "team": "red"}),
+            ("GET", "/lead/people", None),
+        ]
+    )
+    assert said(out) == {"say": "annotator is in no team."}
+    assert (too_long.status_code, nobody.status_code) == (400, 400)
+    assert "<summary>test: team &lt;b&gt;blue (admin), team red (nobody), lead</s" in page.text
+    assert '<input type="checkbox" name="teams" value="red" checked> red' in page.text
+    assert 'value="&lt;b&gt;blue" maxlength="100" list="teams"' in page.text
+    assert "<b>blue" not in page.text
+
+
+def test_sources_beyond_those_listed_are_found_by_name(ask, store):
+    prompts = [
+        Prompt.create((Message(role="user", content=str(number)),), "train", f"day {number:03}")
+        for number in range(203)
+    ]
+    store.add_prompts(prompts)
+    give = "/lead/people/give"
+    page, found, none, given = ask(
+        [
+            ("GET", "/lead/people", None),
+            ("GET", "/lead/people?source=Y+202", None),
+            ("GET", "/lead/people?source=%3Cb%3E", None),
+            ("POST", give, {"source": "day 202", "people": ["lead"], "teams": []}),
+        ]
+    )
+    assert page.text.count("<summary>day") == 200
+    assert "day 200" not in page.text
+    assert "The first 200 are shown. Find others by their name." in page.text
+    assert "<summary>day 202: everybody</summary>" in found.text
+    assert found.text.count("<summary>day") == 1
+    assert 'value="Y 202"' in found.text
+    assert "The first 200" not in found.text
+    assert "No source has this in its name." in none.text
+    assert 'value="&lt;b&gt;"' in none.text
+    assert said(given) == {"say": "Tasks of day 202 go to lead."}
+
+
+def test_the_pages_lead_to_ones_own_password_where_people_sign_in(ask, store):
+    link = '<a class="quiet" href="/password">Password</a>'
+    [page] = ask([("GET", "/lead/people", None)])
+    assert link in page.text
+    assert link not in quality_page(store)  # of a frame without sign-in
 
 
 def test_requests_from_other_sites_are_refused(ask, store):

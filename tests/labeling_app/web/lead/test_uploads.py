@@ -103,10 +103,29 @@ def test_a_full_disk_is_named_by_what_did_not_fit(small_disk, store, import_line
     fill_up(small_disk)
     job = {"db": db, "folder": str(small_disk / "export"), "format": "ranked"}
     assert run_async(run_job({"do": "archive", **job})) == {
-        "error": "The export could not be written: No space left on device. Fix that, then "
-        "try again."
+        "error": "The export could not be written: the disk is full. Fix that, then try again."
     }
     missing = {"do": "archive", **job, "folder": "/dev/null/export"}
     assert run_async(run_job(missing))["error"].startswith("The export could not be written: ")
     made = run_async(run_job({"do": "backup", "db": db, "out": str(small_disk / "backup.db")}))
-    assert "No space left" in made["error"] or "disk is full" in made["error"]
+    assert "disk is full" in made["error"]
+
+
+def test_an_import_whose_progress_cannot_be_written_is_whole(store, tmp_path):
+    file = tmp_path / "in.jsonl"
+    file.write_text('{"prompt": "Which?", "responses": ["good", "bad"], "tiers": [[0], [1]]}')
+    job = {
+        "do": "store",
+        "path": str(file),
+        "name": "in.jsonl",
+        "db": str(store.connections.path),
+        "share": str(tmp_path / "gone" / "share"),
+        **dict.fromkeys(("replace", "leave_out"), False),
+        **{"split": "train", "source": "in", "annotator": "", "kind": None},
+    }
+    outcome = run_async(run_job(job))
+    assert outcome["new_rankings"] == 1, outcome
+    assert store.counts()["rankings"] == 1
+    job["share"] = str(tmp_path / "share")
+    assert run_async(run_job(job))["new_rankings"] == 0
+    assert (tmp_path / "share").read_text() == "1.000"

@@ -239,15 +239,15 @@ def test_a_waiting_round_says_what_a_lead_can_do(process: LoopProcess) -> None:
         status = status_of(process)
         assert (status.name, status.may_train) == ("waiting", True)
         assert status.advice == (
-            "7 rankings are missing, and the open tasks can give only 6. Import prompts with "
-            "responses on the Data page, or train now."
+            "7 rankings are missing, and the open tasks can give only 6. Import more "
+            "prompts on the Data page, or train now."
         )
         write_waiting(out, Waiting(round=1, new=0, wanted=9, possible=6))
         status = status_of(process)
         assert (status.may_train, status.advice) == (
             False,
-            "9 rankings are missing, and the open tasks can give only 6. Import prompts with "
-            "responses on the Data page.",
+            "9 rankings are missing, and the open tasks can give only 6. Import more "
+            "prompts on the Data page.",
         )
         assert send(process, "train") == (
             "Round 1 has no new rankings to train on. Wait until somebody has ranked a task."

@@ -75,7 +75,11 @@ def test_the_time_left_is_that_of_the_same_stage_in_the_round_before(file: LoopF
     write_commands(file, *first, *later)
     ahead = stages(file, 1)["evaluate"]
     assert (ahead.status, ahead.left_seconds) == ("not started", 100.0)
-    assert read_rounds(file, is_running=True)[1].left_seconds == 100.0
+    later_round = read_rounds(file, is_running=True)[1]
+    assert later_round.left_seconds == 100.0
+    assert later_round.left_in_words == (
+        "About 2 min left, if every stage takes as long as in the round before."
+    )
     write_commands(file, *first, *later, entry(1, "evaluate", None))
     assert stages(file, 1)["evaluate"].left_seconds == pytest.approx(70, abs=5)
     assert read_rounds(file, is_running=True)[0].left_seconds is None  # done
@@ -107,6 +111,22 @@ def test_steps_of_ppo_say_how_much_is_left(file: LoopFile) -> None:
     assert found.doing == "step 5 of 20, sampling"
     assert found.share == 0.25
     assert found.left_seconds == 15 * 8.0  # 4 + 1 + the mean of 1 to 5
+
+
+def test_the_first_round_says_what_is_known_of_it(file: LoopFile) -> None:
+    folder = make_round(file.out, 0, ppo="running", evaluate="") / "ppo"
+    write_commands(file, entry(0, "generate"), entry(0, "export"), entry(0, "ppo", None))
+    [first] = read_rounds(file, is_running=True)
+    assert first.left_in_words == ""  # no step yet
+    (folder / "config.yaml").write_text("steps: 20\n", encoding="utf-8")
+    append_metrics(folder / "metrics.jsonl", {"step": 5, "seconds": 8.0})
+    [first] = read_rounds(file, is_running=True)
+    assert first.left_seconds is None
+    assert first.left_in_words == (
+        "About 2 min left in ppo. How long evaluate will take is known once a round has done it."
+    )
+    [first] = read_rounds(file, is_running=False)
+    assert first.left_in_words == ""
 
 
 def test_of_a_long_run_only_the_last_steps_are_read(file: LoopFile) -> None:

@@ -146,7 +146,7 @@ def wait(db: Path, wanted: int | None, number: int = 0, hours: float = 0.0, **mo
     """Wait for rankings of a round that began so many hours ago."""
     settings = LoopSettings(out=db.parent, model="m", db=db, new_rankings=wanted, **more)
     began = datetime.now(UTC) - timedelta(hours=hours)
-    wait_for_rankings(RunDir(db.parent), settings, PEOPLE, number, NONE, began)
+    wait_for_rankings(RunDir(db.parent), settings, PEOPLE, number, NONE, began, lambda: None)
 
 
 class Clock:
@@ -218,7 +218,7 @@ def test_it_says_so_where_nothing_is_left_to_rank(
     with pytest.raises(KeyboardInterrupt):
         wait(path, 2)
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "0 of 2 new rankings, 2 missing; 0 tasks open. Import prompts with responses (rlhf import, "
+        "0 of 2 new rankings, 2 missing; 0 tasks open. Import more prompts (rlhf import, "
         "or the Data page), or start the loop again with a smaller --new-rankings."
     )
 
@@ -263,8 +263,8 @@ def test_it_says_how_many_rankings_the_open_tasks_can_give(
     with pytest.raises(KeyboardInterrupt):
         wait(db, 7)
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "1 of 7 new rankings, 6 missing; 3 tasks open. They can give 5 rankings. Import prompts "
-        f"with responses (rlhf import, or the Data page), or train now: rlhf runs train {db.parent}"
+        "1 of 7 new rankings, 6 missing; 3 tasks open. They can give 5 rankings. Import more "
+        f"prompts (rlhf import, or the Data page), or train now: rlhf runs train {db.parent}"
         " (or Train now on the Runs page)."
     )
 

@@ -18,6 +18,7 @@ from rlhf.cli import main
 from rlhf.records.schema import Ranking
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
+from tests.labeling_app.conftest import build_prompt
 from tests.pipeline.loop import SIGNAL, read_json, write_prompts
 from tests.pipeline.signals import count_vowels
 from tests.servers.commands import REPOSITORY
@@ -144,6 +145,11 @@ def test_a_loop_waits_for_people_and_goes_on_after_it_was_killed(
     assert f"Process {process.pid} on " in folder.said()
     assert "Wait for it, or stop it and type the same again" in folder.said()
     assert not (folder.out / "round-0" / "rankings").exists()
+    with Store(folder.db) as store:
+        new = build_prompt("A prompt that somebody adds meanwhile?")
+        store.add_prompts([new])  # gets responses at once
+        wait_until(lambda: len(store.responses(new.id)) == 4)
+    wait_until(lambda: folder.phase() == "waiting for rankings: 11 of 12")
     rank(folder.db, 12)
 
     # killed alone: its child goes on, and the next loop waits for it
@@ -159,7 +165,7 @@ def test_a_loop_waits_for_people_and_goes_on_after_it_was_killed(
     assert read_heartbeats(ppo.heartbeat)[0].pid == child.pid
 
     report = folder.run()  # of a finished loop
-    names = ("import", "generate", "export", "train-reward", "reference")
+    names = ("import", "generate", "generate", "export", "train-reward", "reference")
     assert folder.commands() == [
         *((0, name, 0) for name in names),
         (0, "ppo", None),

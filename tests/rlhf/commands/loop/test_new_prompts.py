@@ -1,0 +1,86 @@
+"""Prompts without responses that come while a round waits, with `rlhf generate` as it is."""
+
+from pathlib import Path
+
+import pytest
+
+from labeling_app.db.imports.unfinished import importing
+from labeling_app.db.store import Store
+from rlhf.commands.loop.children import read_commands
+from rlhf.commands.loop.new_prompts import NewPrompts
+from rlhf.commands.loop.settings import LoopSettings
+from rlhf.run.loops.pausing import end_pause, request_pause
+from rlhf.run.rundir import RunDir
+from tests.labeling_app.conftest import build_prompt, build_responses
+
+GENERATE = {"k": 2, "max_new_tokens": 4, "precision": "fp32"}
+OLD, NEW, HIDDEN = (build_prompt(f"{word}?") for word in ("Old", "New", "Hidden"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A loop whose database has one prompt, with responses."""
+    run = RunDir(tmp_path / "loop")
+    run.path.mkdir()
+    with Store(run.path / "labels.db") as store:
+        store.add_prompts([OLD])
+        store.add_responses(build_responses(OLD, ["one", "two"]))
+    return run
+
+
+def new_prompts(run: RunDir, model: Path, number: int) -> NewPrompts:
+    settings = LoopSettings(
+        out=run.path, model=str(model), new_rankings=5, stages={"generate": GENERATE}
+    )
+    return NewPrompts(run, settings, number)
+
+
+def test_they_get_responses_of_the_first_model_also_in_a_later_round(
+    run: RunDir, tiny_model: Path
+) -> None:
+    new = new_prompts(run, tiny_model, 3)
+    new.answer()
+    assert read_commands(run) == []  # nothing is new
+    with Store(run.path / "labels.db") as store:
+        with importing(store.connections, "in.jsonl") as current:
+            store.add_prompts([HIDDEN], import_id=current.id)
+            for looking in (new, new_prompts(run, tiny_model, 3)):
+                looking.answer()
+            assert read_commands(run) == []  # the import is not finished
+        store.add_prompts([NEW])
+        new.answer()
+        [entry] = read_commands(run)
+        assert (entry["round"], entry["stage"], entry["exit_code"]) == (3, "generate", 0)
+        for prompt in (NEW, HIDDEN):
+            assert len(store.responses(prompt.id)) == 2
+        assert store.counts()["open"] == 3
+    new.answer()
+    assert len(read_commands(run)) == 1
+
+
+def test_where_sampling_fails_the_round_waits_on(
+    run: RunDir, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    new = new_prompts(run, tmp_path / "no model", 0)
+    with Store(run.path / "labels.db") as store:
+        store.add_prompts([NEW])
+    new.answer()
+    said = capfd.readouterr().err
+    assert said.endswith(
+        "rlhf generate of round 0 ended with exit code 2. "
+        "The round waits on; new prompts have no responses.\n"
+    )
+    new.answer()
+    assert len(read_commands(run)) == 1  # until there are other prompts
+
+
+def test_what_a_pause_stops_begins_again(run: RunDir, tiny_model: Path) -> None:
+    new = new_prompts(run, tiny_model, 0)
+    with Store(run.path / "labels.db") as store:
+        store.add_prompts([NEW])
+    request_pause(run.path, "lea", stops_stage=True)
+    new.answer()
+    assert [one["exit_code"] == 0 for one in read_commands(run)] == [False]
+    end_pause(run.path)
+    new.answer()
+    assert [one["exit_code"] == 0 for one in read_commands(run)] == [False, True]
