@@ -18,7 +18,7 @@ from rlhf.modeling.models import new_reward_model
 from rlhf.planning import planner
 from rlhf.planning.plan import Item, Pass, Plan
 from rlhf.planning.planner import Shape, read_shape
-from rlhf.planning.trl_plan import dpo_plan
+from rlhf.planning.training_plan import dpo_plan, reward_plan
 from tests.reward.encoders import build_encoder
 
 # 100 tokens of vocabulary, 2 layers, d = 8, f = 16, queries 8 wide, keys 4 wide, tied embeddings:
@@ -196,7 +196,7 @@ def sizes(plan: Plan, phase: str) -> dict[str, float]:
 
 
 def test_the_plan_of_a_reward_model() -> None:
-    plan = planner.reward_plan(SHAPE, Pass(6, 3), bf16=True, has_stepped_copy=True)
+    plan = reward_plan(SHAPE, Pass(6, 3), bf16=True, has_stepped_copy=True)
     parameters = SHAPE.trunk + 8
     assert sizes(plan, "computing gradients") == {
         "reward model: weights": 4 * parameters,
@@ -207,7 +207,7 @@ def test_the_plan_of_a_reward_model() -> None:
         "activations": 6 * 3 * 384,
     }
     assert plan.peak == 20 * parameters + 4 * LAYER + 6 * 3 * 384
-    alone = planner.reward_plan(SHAPE, Pass(6, 3), bf16=False)
+    alone = reward_plan(SHAPE, Pass(6, 3), bf16=False)
     assert "reward model: stepped weights" not in sizes(alone, "computing gradients")
     assert "bf16 copies of the matrices" not in sizes(alone, "computing gradients")
 

@@ -1,10 +1,12 @@
 """The memory of PPO, worked by hand on a model of two layers."""
 
+from dataclasses import replace
+
 import pytest
 
-from rlhf.planning.plan import Layout, Plan, SampleBatch
-from rlhf.planning.planner import layer_bytes, working_bytes
-from rlhf.planning.ppo_plan import PPOBatch, Roles, ppo_plan
+from rlhf.planning.plan import Layout, Plan, PPOBatch, SampleBatch
+from rlhf.planning.planner import Shape, layer_bytes, working_bytes
+from rlhf.planning.ppo_plan import Roles, ppo_plan
 from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
 
 POLICY, CRITIC, ADAPTERS = SHAPE.parameters, SHAPE.trunk + 8, 2 * SHAPE.lora_rows
@@ -32,9 +34,9 @@ def test_three_models_and_no_reference() -> None:
         "reward model: weights": 4 * CRITIC,
         "gradients": 4 * (POLICY + CRITIC),
         "bf16 copies of the matrices": 2 * (4 * LAYER + 800),
-        "policy: activations": 3 * 8 * 3 * LAYER_BYTES,  # the KL term's row passes through it
-        "critic: activations": 2 * 8 * 3 * LAYER_BYTES,
-        "logits": 2 * 4 * 100 * 3 * 5,  # the only block, twice
+        "policy: activations": 3 * 8 * 2 * LAYER_BYTES,  # the KL term's row passes through it
+        "critic: activations": 2 * 8 * 2 * LAYER_BYTES,
+        "critic: layer at work": 2 * 8 * LAYER_BYTES,
     }
     assert sizes(plan, "sampling")["keys and values"] == 2 * 4 * (4 * 8) * 6
 
@@ -42,10 +44,10 @@ def test_three_models_and_no_reference() -> None:
 def test_pretraining_texts_pass_through_the_policy_alone() -> None:
     phase = "computing gradients of texts"
     found = sizes(ppo(texts=(4, 16)), phase)
-    expected = 4 * 16 * 3 * layer_bytes(SHAPE, 16, bf16=True, padded=True)
-    assert found["policy: activations"] == expected
-    assert found["logits"] == 2 * 4 * 100 * 4 * 15
-    assert "critic: activations" not in found
+    layer = 4 * 16 * layer_bytes(SHAPE, 16, bf16=True, padded=True)
+    assert found["policy: activations"] == 2 * layer
+    assert found["logits"] == 2 * 4 * 100 * 4 * 15 > layer
+    assert not {"critic: activations", "policy: layer at work"} & set(found)
     assert found["gradients"] == updating()["gradients"]
     assert phase not in ppo().phases
 
@@ -73,8 +75,7 @@ def test_a_critics_head_alone_keeps_no_activations() -> None:
     assert found["critic: trunk"] == 4 * SHAPE.trunk
     assert (found["critic: weights"], found["critic: Adam"]) == (4 * 8, 8 * 8)
     assert found["gradients"] == 4 * (POLICY + 8)
-    assert "critic: activations" not in found
-    assert found["critic: one layer"] == 2 * 8 * LAYER_BYTES / 2
+    assert not {"critic: activations", "critic: layer at work"} & set(found)  # its trunk has run
     assert found["bf16 copies of the matrices"] == 2 * (2 * LAYER + 800)
     assert "critic: what its head reads" not in found
     kept = updating(roles=Roles(critic="own head"), rollout=5, new=3)
@@ -86,7 +87,7 @@ def test_without_a_critic_or_with_a_head_on_the_policy() -> None:
     assert not any(name.startswith("critic") for name in none)
     assert head["critic: weights"] == 4 * 8
     assert none["gradients"] == 4 * POLICY
-    assert not {"critic: trunk", "critic: activations", "critic: one layer"} & set(head)
+    assert not {"critic: trunk", "critic: activations", "critic: layer at work"} & set(head)
 
 
 def test_an_adapter_beside_frozen_weights() -> None:
@@ -98,8 +99,40 @@ def test_an_adapter_beside_frozen_weights() -> None:
         "policy: Adam": 8 * ADAPTERS,
         "gradients": 4 * ADAPTERS,
         "bf16 copies of the matrices": 2 * ADAPTERS,
-        "policy: activations": 3 * 8 * 3 * LAYER_BYTES,
+        "policy: activations": 3 * 8 * 2 * LAYER_BYTES,
         "logits": 2 * 4 * 100 * 3 * 5,  # the only block, twice
+    }
+
+
+def at_the_peak(policy: Shape, rows: int, critic: Shape, **how: bool) -> dict[str, float]:
+    """What one episode of 8 tokens and some reference rows compute."""
+    plan = ppo_plan(policy, critic, PPOBatch(SampleBatch(1, 3, 5), 1, rows), **how)
+    names = ("activations", "layer at work", "logits")
+    items = plan.phases["computing gradients"]
+    return {item.what: item.size for item in items if item.what.endswith(names)}
+
+
+def test_critic_and_policy_are_never_at_work_at_once() -> None:
+    again = {"bf16": True, "checkpointing": True}
+    # 80 tokens of the policy, of which a layer takes 208 · 80 twice; 8 of the critic
+    light = replace(SHAPE, vocabulary=1)
+    assert at_the_peak(light, 9, SHAPE, **again) == {
+        "policy: activations": 80 * 4 * 8 * 2,
+        "policy: layer at work": 80 * 2 * LAYER_BYTES,
+    }
+    # whole logits stay while the critic computes, of 5 positions; later they are there twice, with
+    # a block and its exponentials
+    whole = replace(SHAPE, vocabulary=100, whole_logits=True)
+    assert at_the_peak(whole, 0, SHAPE, bf16=True) == {
+        "policy: activations": 8 * 2 * LAYER_BYTES,
+        "critic: activations": 8 * 2 * LAYER_BYTES,
+        "critic: layer at work": 8 * LAYER_BYTES,
+        "logits": 4 * 100 * 5,
+    }
+    large = replace(whole, vocabulary=1000)
+    assert at_the_peak(large, 0, SHAPE, **again) == {
+        "policy: activations": 8 * 4 * 8 * 2,
+        "logits": (2 + 2) * 4 * 1000 * 5,
     }
 
 

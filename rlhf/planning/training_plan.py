@@ -1,16 +1,69 @@
-"""How much memory the trainings need that trl runs: supervised fine-tuning and DPO."""
+"""How much memory trainings of one model need: reward models, supervised fine-tuning and DPO."""
 
+from rlhf.parallel.settings import State
 from rlhf.planning.plan import Item, Pass, Plan
 from rlhf.planning.planner import (
     Shape,
     activation_bytes,
     copies,
     frozen_item,
+    frozen_precision,
     gradient_item,
     logits_bytes,
+    packed_bytes,
+    stepped_item,
     stepping_items,
     trained_items,
 )
+
+
+def reward_plan(
+    shape: Shape,
+    computing: Pass,
+    *,
+    bf16: bool,
+    has_stepped_copy: bool = False,
+    adapter: str = "none",
+    lora_rank: int = 0,
+    has_masters: bool = False,
+) -> Plan:
+    """Training a reward model, with `adapter` none, lora or qlora.
+
+    With `bf16` multiplications and frozen weights are bf16; `has_stepped_copy`: the optimizer steps
+    a copy of the weights, as DeepSpeed does; `has_masters`: weights and gradients are bf16, but for
+    the head's, with float32 masters.
+    """
+    full = adapter == "none"
+    parameters = shape.reward_parameters if full else lora_rank * shape.lora_rows + shape.hidden
+    activations = activation_bytes(shape, computing, bf16=bf16, padded=False)
+    rounded = shape.trunk if has_masters else None
+    copied = shape.trunk_linear if full else parameters
+    gradients = (
+        gradient_item(parameters, rounded),
+        *copies(0 if has_masters else copied, bf16=bf16),
+        Item("activations", activations, f"{computing.tokens} tokens in a forward pass"),
+    )
+    frozen = () if full else (_beneath_adapters(shape, adapter, bf16=bf16),)
+    name = "reward model" if full else "adapters and head"
+    stepped = (stepped_item(name, parameters),) if has_stepped_copy else ()
+    return Plan(
+        "Memory of each process for the reward model",
+        (*frozen, *trained_items(name, parameters, rounded=rounded), *stepped),
+        {
+            "computing gradients": gradients,
+            "stepping": stepping_items(parameters, rounded, shape),
+        },
+    )
+
+
+def _beneath_adapters(shape: Shape, adapter: str, *, bf16: bool) -> Item:
+    """The frozen trunk."""
+    size, words = frozen_precision(bf16=bf16)
+    held, why = float(size * shape.trunk), f"{words}, frozen"
+    if adapter != "lora":
+        held = packed_bytes(shape, shape.trunk, size)
+        why = f"4 bits, frozen; embeddings in {words}"
+    return Item("reward model: weights", held, why, State.WEIGHTS)
 
 
 def sft_plan(
