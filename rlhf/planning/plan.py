@@ -70,12 +70,14 @@ class Pass:
         length: of the longest sequence, in tokens.
         checkpointing: activations are recomputed in the backward pass.
         bf16_weights: what passes from layer to layer is bf16, as embeddings and norms are.
+        lora_rank: of adapters that are trained beside frozen weights; 0: all weights are trained.
     """
 
     tokens: int
     length: int
     checkpointing: bool = False
     bf16_weights: bool = False
+    lora_rank: int = 0
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,13 @@ def tensor_parallel_shape(shape: Shape, processes: int) -> Shape:
 
 
 def layer_bytes(
-    shape: Shape, length: int, *, bf16: bool, padded: bool, bf16_weights: bool = False
+    shape: Shape,
+    length: int,
+    *,
+    bf16: bool,
+    padded: bool,
+    bf16_weights: bool = False,
+    lora_rank: int = 0,
 ) -> float:
     """What one layer's forward pass keeps for the backward pass, for each token.
 
@@ -158,17 +164,23 @@ def layer_bytes(
         gated MLP             8·f (16·f)    gate, its activation, up, the product; half without gate
 
     With bf16 weights a norm keeps its input in float32 and the normalized value in bf16, and what
-    it returns is bf16 already: 16·d for norms and copies together.
+    it returns is bf16 already: 16·d for norms and copies together. Of frozen weights with
+    adapters of rank r, norms keep only their inputs, 8·d; adapters have copies of their own, also
+    of attention's output, 2·q, and keep r numbers each.
     """
     size = BF16 if bf16 else FP32
-    copies = BF16 * (5 if shape.gated else 4) if bf16 else 2 * FP32
-    if bf16_weights:
+    norms, copies = 16, BF16 * (5 if shape.gated else 4) if bf16 else 2 * FP32
+    adapters = 0
+    if lora_rank:
+        norms = 8
+        adapters = size * lora_rank * (7 if shape.gated else 6) + BF16 * bf16 * shape.query_width
+    elif bf16_weights:
         copies = 0
     keys = shape.query_width if padded else shape.key_width
     attention = size * (2 * shape.query_width + 2 * keys)
     mask = size * length if padded else 0
     mlp = (4 if shape.gated else 2) * size * shape.inner
-    return float((16 + copies) * shape.hidden + attention + mask + mlp)
+    return float((norms + copies) * shape.hidden + attention + mask + mlp + adapters)
 
 
 def activation_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool) -> float:
@@ -191,8 +203,14 @@ def kept_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool) -> fl
 
 def at_work_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool) -> float:
     """One layer's gradients on the way back; with checkpointing it is computed again, too."""
-    rounded = computing.bf16_weights
-    layer = layer_bytes(shape, computing.length, bf16=bf16, padded=padded, bf16_weights=rounded)
+    layer = layer_bytes(
+        shape,
+        computing.length,
+        bf16=bf16,
+        padded=padded,
+        bf16_weights=computing.bf16_weights,
+        lora_rank=computing.lora_rank,
+    )
     return computing.tokens * layer * (2 if computing.checkpointing else 1)
 
 

@@ -129,7 +129,8 @@ def ppo_plan(
     temporary = () if resident else (gradients,)
     multiplied = 0 if layout.shards(State.WEIGHTS) else _multiplied(shape, reward, roles, layout)
     learning = (*temporary, *copies(multiplied, bf16=bf16))
-    computing = Pass(0, 0, checkpointing, layout.bf16_weights)
+    # a shared base is bf16, and so is what passes from layer to layer
+    computing = Pass(0, 0, checkpointing, layout.bf16_weights or (roles.share_base and bf16))
     updating = (
         *learning,
         *_update(shape, reward, batch, roles, computing, bf16=bf16),
@@ -137,7 +138,7 @@ def ppo_plan(
     )
     rows, length = batch.texts
     texts = replace(batch, sampled=SampleBatch(0, 1, length - 1), episodes=rows, reference_rows=0)
-    alone = Roles(critic="none")
+    alone = replace(roles, critic="none")
     read = _update(shape, reward, texts, alone, computing, bf16=bf16) if rows else ()
     held = (
         *_frozen(shape, reward, roles, layout, bf16=bf16),
@@ -170,7 +171,7 @@ def _update(
     """
     length, new = batch.sampled.length, batch.sampled.new
     rows = batch.episodes + batch.reference_rows
-    both = replace(computing, tokens=rows * length, length=length)
+    both = replace(computing, tokens=rows * length, length=length, lora_rank=roles.lora_rank)
     words = f"{rows} × {length} tokens"
     part = part_of_vocabulary(shape)
     logits = block_bytes(shape, rows * new, backward=True)
@@ -180,7 +181,8 @@ def _update(
         (Item("policy: layer at work", layer, words),),
     ]
     if roles.critic == "own":
-        alone = replace(both, tokens=batch.episodes * length)
+        rank = roles.critic_rank if roles.share_base else 0
+        alone = replace(both, tokens=batch.episodes * length, lora_rank=rank)
         words_of_critic = f"{batch.episodes} × {length} tokens"
         activations = kept_bytes(reward, alone, bf16=bf16, padded=True)
         layer = at_work_bytes(reward, alone, bf16=bf16, padded=True)
@@ -228,7 +230,8 @@ def _sampling(
     if not layout.shards(State.WEIGHTS) or (roles.vllm and layout.strategy == "fsdp"):
         return sampling
     size = BF16 if layout.bf16_weights else FP32
-    whole = Item("whole weights", float(size * shape.parameters), "of the policy, gathered")
+    gathered = shape.parameters + roles.lora_rank * shape.lora_rows
+    whole = Item("whole weights", float(size * gathered), "of the policy, gathered")
     return (whole, *sampling)
 
 
@@ -244,7 +247,8 @@ def _whole_bytes(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> f
     """Bytes of policy and critic: float32, but for bf16 weights that are trained."""
     size = BF16 if layout.bf16_weights else FP32
     critic = {"own": size, "own head": FP32}.get(roles.critic, 0)
-    return float(size * shape.parameters + critic * reward.trunk)
+    policy = shape.parameters + roles.lora_rank * shape.lora_rows
+    return float(size * policy + critic * reward.trunk)
 
 
 def _rounded(counts: dict[str, int], reward: Shape, roles: Roles) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """How much memory trainings of one model need: reward models, supervised fine-tuning and DPO."""
 
+from dataclasses import replace
+
 from rlhf.parallel.settings import State
 from rlhf.planning.plan import Item, Pass, Plan
 from rlhf.planning.planner import (
@@ -35,6 +37,8 @@ def reward_plan(
     """
     full = adapter == "none"
     parameters = shape.reward_parameters if full else lora_rank * shape.lora_rows + shape.hidden
+    if not full:  # frozen weights are bf16, and so is what passes from layer to layer
+        computing = replace(computing, bf16_weights=bf16, lora_rank=lora_rank)
     activations = activation_bytes(shape, computing, bf16=bf16, padded=False)
     rounded = shape.trunk if has_masters else None
     copied = shape.trunk_linear if full else parameters
@@ -94,6 +98,7 @@ def dpo_plan(
     pairs: both answers, each with the prompt. With a `lora_rank` of 0 all weights are trained.
     """
     parameters = lora_rank * shape.lora_rows or shape.parameters
+    computing = replace(computing, lora_rank=lora_rank)
     activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
     sequences = computing.tokens // computing.length
     gradients = (

@@ -215,13 +215,16 @@ def test_the_plan_of_a_reward_model() -> None:
 def test_the_plan_of_dpo_holds_one_model() -> None:
     plan = dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1, lora_rank=2)
     adapters = 2 * SHAPE.lora_rows
+    adapted = Pass(6, 3, lora_rank=2)  # of a layer 8·d less, and 7 times 2 numbers
     activations = planner.activation_bytes(SHAPE, Pass(6, 3), bf16=False, padded=True)
+    less = planner.activation_bytes(SHAPE, adapted, bf16=False, padded=True)
+    assert activations - less == 6 * 3 * (8 * 8 - 7 * 2 * 4)
     assert sizes(plan, "computing gradients") == {
         "model: weights": 4 * SHAPE.parameters,
         "adapters: weights": 4 * adapters,
         "adapters: Adam": 8 * adapters,
         "gradients": 4 * adapters,
-        "activations": activations,
+        "activations": less,
     }
     whole = dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1)
     assert whole.peak == 16 * SHAPE.parameters + max(activations, 4 * SHAPE.parameters)

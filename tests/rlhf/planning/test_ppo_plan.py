@@ -11,6 +11,9 @@ from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
 
 POLICY, CRITIC, ADAPTERS = SHAPE.parameters, SHAPE.trunk + 8, 2 * SHAPE.lora_rows
 LAYER_BYTES = layer_bytes(SHAPE, 8, bf16=True, padded=True)
+# with adapters of rank 2: 8·8 of norms, 10·8 of copies, 2·(4·8) of attention and 2·8 of its output,
+# a mask of 2·8, 8·16 of the MLP, 7 times 2 numbers
+ADAPTED = 64 + 80 + 64 + 16 + 16 + 128 + 28
 
 
 def ppo(**changes: object) -> Plan:
@@ -99,7 +102,7 @@ def test_an_adapter_beside_frozen_weights() -> None:
         "policy: Adam": 8 * ADAPTERS,
         "gradients": 4 * ADAPTERS,
         "bf16 copies of the matrices": 2 * ADAPTERS,
-        "policy: activations": 3 * 8 * 2 * LAYER_BYTES,
+        "policy: activations": 3 * 8 * 2 * ADAPTED,
         "logits": 2 * 4 * 100 * 3 * 5,  # the only block, twice
     }
 
@@ -151,6 +154,11 @@ def test_one_base_under_all_roles() -> None:
     assert ranks["bf16 copies of the matrices"] == 2 * 3 * ADAPTERS
     packed = updating(roles=Roles(lora_rank=2, share_base=True, four_bits=True))
     assert packed["shared base: weights"] == 0.516 * 2 * LAYER + 2 * (POLICY - 2 * LAYER)
+    assert found["policy: activations"] == 3 * 8 * 2 * ADAPTED
+    assert found["critic: activations"] == 2 * 8 * 2 * ADAPTED
+    assert found["critic: layer at work"] == 2 * 8 * ADAPTED
+    again = updating(roles=Roles(lora_rank=2, share_base=True), checkpointing=True)
+    assert again["policy: activations"] == 3 * 8 * 2 * 8 * 2  # the input of a layer, in bf16
     whole = updating(roles=Roles(lora_rank=2, share_base=True), bf16=False)
     assert whole["shared base: weights"] == 4 * POLICY
 
@@ -202,6 +210,24 @@ def test_the_policy_is_gathered_to_sample_and_copied_in_bf16() -> None:
         assert kept == (whole if strategy == "zero3" else {})
     assert added(ppo(), "reading the rollout")[copied] == both  # in one process
     assert added(ppo(), "computing gradients")[copied] == both
+
+
+def test_adapters_beside_sharded_weights_are_sharded_too() -> None:
+    """Policy with adapters, whole critic and reward model, over four processes."""
+    roles = Roles(lora_rank=2)
+    trained = ADAPTERS + CRITIC
+    for strategy in ("fsdp", "zero3"):
+        plan = ppo(roles=roles, layout=Layout(strategy, 4, processes=4))
+        found = sizes(plan, "computing gradients")
+        assert found["policy: frozen weights"] == 4 * POLICY / 4
+        assert (found["policy: weights"], found["policy: Adam"]) == (ADAPTERS, 2 * ADAPTERS)
+        assert (found["critic: weights"], found["critic: Adam"]) == (CRITIC, 2 * CRITIC)
+        assert found["gradients"] == trained
+        assert added(plan, "sampling")["whole weights"] == 4 * (POLICY + ADAPTERS)
+        assert found["policy: activations"] == 3 * 8 * 2 * ADAPTED
+        assert found["critic: activations"] == 2 * 8 * 2 * LAYER_BYTES  # all of it is trained
+    both = added(ppo(roles=roles, layout=Layout("zero3", 4, processes=4)), "reading the rollout")
+    assert both["whole weights"] == 4 * (POLICY + ADAPTERS + SHAPE.trunk)
 
 
 def test_whole_bf16_weights_need_no_copies() -> None:

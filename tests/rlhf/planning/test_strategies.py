@@ -267,8 +267,8 @@ def test_reference_outputs_are_made_by_a_whole_float32_model() -> None:
 def test_adapters_of_ppo_share_one_frozen_model() -> None:
     adapters = 16 * 2_000_000  # of policy, critic and reward model each
     trained = 2 * adapters + 4096
-    # padded: (16 + 10)·d + 2·(2·4096 + 2·4096) + 2·512 + 8·f
-    layer = 26 * 4096 + 4 * 2 * 4096 + 2 * 512 + 8 * 11008
+    # padded: (8 + 10)·d + 2·(2·4096 + 2·4096) + 2·4096 + 2·512 + 8·f, and 7 times 16 numbers
+    layer = 18 * 4096 + 5 * 2 * 4096 + 2 * 512 + 8 * 11008 + 2 * 7 * 16
     # 4 sequences and 2 reference rows of 512 tokens by the policy, then 4 by the critic, of which
     # one layer is at work
     activations = (6 * 32 + 4 * 33) * 512 * layer
@@ -279,8 +279,8 @@ def test_adapters_of_ppo_share_one_frozen_model() -> None:
 
 def test_adapters_of_a_reward_model_beside_a_frozen_one() -> None:
     adapters = 16 * 2_000_000 + 4096  # with the head
-    activations = 2048 * 33 * (26 * 4096 + 4 * 2 * 4096 + 8 * 11008)
-    expected = 2 * 6_900_000_000 + 18 * adapters + activations
+    layer = 18 * 4096 + 5 * 2 * 4096 + 8 * 11008 + 2 * 7 * 16
+    expected = 2 * 6_900_000_000 + 18 * adapters + 2048 * 33 * layer
     assert stage_bytes("reward", "LoRA", SHAPE, LOAD, 1) == expected
 
 
