@@ -13,7 +13,8 @@ from rlhf.parallel.distributed import choose_precision
 from rlhf.parallel.settings import SHARDED, Strategy
 from rlhf.parallel.sharding import Sharding
 from rlhf.planning.plan import GIB, Layout, Pass, Plan, shard_plan
-from rlhf.planning.planner import Shape, read_shape, reward_plan, tensor_parallel_shape
+from rlhf.planning.planner import Shape, read_shape, tensor_parallel_shape
+from rlhf.planning.training_plan import reward_plan
 from rlhf.ranks import world_size
 from rlhf.run.preflight import room_bytes
 

@@ -131,8 +131,8 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     from rlhf.modeling.attention.layout import Inputs, last_tokens
     from rlhf.modeling.models import new_reward_model
     from rlhf.planning.plan import Pass
-    from rlhf.planning.planner import reward_plan
     from rlhf.planning.strategies import Load, stage_bytes
+    from rlhf.planning.training_plan import reward_plan
 
     classifier = new_reward_model(model, 0, 0)
     if case.checkpointing:
@@ -159,8 +159,8 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     from rlhf.modeling.log_probs import Sequences
     from rlhf.modeling.models import load_causal_lm, new_reward_model
     from rlhf.modeling.tokens import pad_left, pad_right
-    from rlhf.planning.plan import SampleBatch
-    from rlhf.planning.ppo_plan import PPOBatch, ppo_plan
+    from rlhf.planning.plan import PPOBatch, SampleBatch
+    from rlhf.planning.ppo_plan import ppo_plan
 
     scorer = RewardModule(new_reward_model(model, 0, 1)).requires_grad_(False)
     module = PolicyAndCritic(load_causal_lm(model), new_reward_model(model, 0, 0), 0.0)

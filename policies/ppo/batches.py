@@ -30,6 +30,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.tokens import send
 from rlhf.parallel.distributed import global_max, on_main
+from rlhf.planning.plan import count_rows
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import PLAIN_TEXT, read_lines, text_of
 
@@ -93,7 +94,7 @@ def choose_reference_rows(
     """Reference rows of the step's prompts for the KL term; M samples of a prompt take turns."""
     if settings.kl.source != "reference":
         return []
-    count = max(1, round(len(chosen) * settings.kl.rows_per_prompt))
+    count = count_rows(len(chosen), settings.kl.rows_per_prompt)
     picked = torch.randperm(len(chosen), generator=generator)[:count].tolist()
     return [chosen[index][step % len(chosen[index])] for index in picked]
 

@@ -15,9 +15,17 @@ from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import adapter_rank
 from rlhf.parallel.distributed import choose_precision
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.plan import GIB, Layout, Plan, SampleBatch
+from rlhf.planning.plan import (
+    GIB,
+    Layout,
+    Plan,
+    PPOBatch,
+    SampleBatch,
+    count_rows,
+    rows_in_pass,
+)
 from rlhf.planning.planner import read_shape, tensor_parallel_shape
-from rlhf.planning.ppo_plan import Critic, PPOBatch, Roles, ppo_plan, trained_parameters
+from rlhf.planning.ppo_plan import Critic, Roles, ppo_plan, trained_parameters
 from rlhf.ranks import world_size
 from rlhf.run.preflight import room_bytes
 from rlhf.run.rundir import RunDir
@@ -118,18 +126,13 @@ def _critic(settings: PPOSettings) -> Critic:
 
 def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
     prompt, new = _lengths(settings)
-    episodes = settings.batch.micro_batch_size
-    uses_rows = settings.kl.source == "reference"
-    share = settings.kl.rows_per_prompt / settings.batch.samples_per_prompt
-    rows = round(episodes * share) if uses_rows else 0
-    if settings.batch.micro_tokens:  # reference rows count among them
-        episodes, rows = max(1, settings.batch.micro_tokens // (prompt + new)), 0
     processes = max(settings.processes, world_size())
     parts = settings.parallel.shard_group or processes
     tensor_parallel = settings.parallel.tensor_parallel
     if tensor_parallel > 1:
         processes = parts = 1
-    rollout = settings.batch.episodes_per_step // processes
+    rollout = max(1, settings.batch.episodes_per_step // processes)
+    episodes, rows = sequences_in_pass(settings, rollout, prompt + new)
     return ppo_plan(
         tensor_parallel_shape(read_shape(settings.model), tensor_parallel),
         tensor_parallel_shape(read_shape(critic), tensor_parallel),
@@ -151,6 +154,25 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
             bf16_weights=settings.precision == "bf16-weights",
         ),
     )
+
+
+def sequences_in_pass(settings: PPOSettings, rollout: int, length: int) -> tuple[int, int]:
+    """Episodes of the largest pass, and reference rows beside them.
+
+    Args:
+        settings: of the run.
+        rollout: episodes of a step in this process.
+        length: of the longest sequence, in tokens.
+    """
+    batch, minibatches = settings.batch, settings.optim.minibatches
+    in_step = math.ceil(rollout / minibatches)
+    if batch.micro_tokens:  # reference rows have passes of their own
+        return min(in_step, max(1, batch.micro_tokens // length)), 0
+    episodes = min(in_step, batch.micro_batch_size)
+    if settings.kl.source != "reference":
+        return episodes, 0
+    rows = count_rows(rollout // batch.samples_per_prompt, settings.kl.rows_per_prompt)
+    return episodes, rows_in_pass(rows, minibatches, math.ceil(in_step / episodes))
 
 
 def _texts(settings: PPOSettings, processes: int) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from rlhf.planning.traffic import tensor_parallel_traffic
 # the fastest, and FSDP needs no further package
 PREFERRED = (("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"), BF16_WEIGHTS, ("LoRA",))
 ADAPTERS = {"reward": "--adapter lora", "ppo": "--lora.share-base"}
+REDUCED = ("DDP", "FSDP", "FSDP bf16-weights", "LoRA")  # the others refuse --parallel.reduce-dtype
 CHECKPOINTING = "--batch.gradient-checkpointing"
 MAX_GPUS = 4096
 MAX_BATCH = 1024
@@ -175,6 +176,8 @@ def _strategy_flags(stage: str, strategy: str, load: Load, gpus: int) -> tuple[s
             flags += (f"--parallel.shard-group {load.group}",)
     if strategy in BF16_WEIGHTS:
         flags += ("--precision bf16-weights",)
+    if load.reduce_dtype != "fp32" and strategy in REDUCED:
+        flags += (f"--parallel.reduce-dtype {load.reduce_dtype}",)
     return (*flags, *(_engine_flags(load) if stage == "ppo" else ()))
 
 

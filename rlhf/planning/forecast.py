@@ -12,6 +12,7 @@ Letters: p tokens of a prompt, r of a response, k responses to it, d hidden size
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from rlhf.planning.plan import KL_ROWS
 from rlhf.planning.planner import FP32, Shape
 from rlhf.planning.work import Matrices, backward_flops, trunk_flops
 
@@ -28,7 +29,6 @@ TITLES: dict[Stage, str] = {
 }
 WITH_ADAPTERS = ("reward_lora", "ppo_lora")
 ASSUMED: Phases = {"sampling": 0.03, "scoring": 0.3, "training": 0.3}
-KL_ROWS = 0.5  # reference outputs in the KL term for each response, --kl.rows-per-prompt
 AUDITED = 64  # answers that PPO samples at its end to measure both KLs
 AUDIT_READS = 4  # of the first prompts before training, of the answers, by policy and original
 HELD_OUT_READS = 3  # by the base model, before training, after it

@@ -1,5 +1,6 @@
 """A memory plan: its items, how they are sharded, and its table."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,7 @@ from rlhf.parallel.settings import SHARDED, State, Strategy
 
 GIB = 2**30
 STAGES = ("reward", "reference", "ppo")  # that are planned
+KL_ROWS = 0.5  # reference outputs in the KL term for each prompt, --kl.rows-per-prompt
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,14 @@ class Pass:
         length: of the longest sequence, in tokens.
         checkpointing: activations are recomputed in the backward pass.
         bf16_weights: what passes from layer to layer is bf16, as embeddings and norms are.
+        lora_rank: of adapters that are trained beside frozen weights; 0: all weights are trained.
     """
 
     tokens: int
     length: int
     checkpointing: bool = False
     bf16_weights: bool = False
+    lora_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,36 @@ class SampleBatch:
     def length(self) -> int:
         """Tokens of prompt and response."""
         return self.prompt + self.new
+
+
+@dataclass(frozen=True)
+class PPOBatch:
+    """How much a PPO step has in memory at one time.
+
+    Attributes:
+        sampled: sequences sampled at once.
+        episodes: in one forward and backward pass.
+        reference_rows: reference outputs of the KL term beside them, which the critic does not
+            read.
+        rollout: episodes of a step in this process, for which a critic's head keeps what it reads.
+        texts: pretraining texts in one forward and backward pass, and the tokens of each.
+    """
+
+    sampled: SampleBatch
+    episodes: int
+    reference_rows: int = 0
+    rollout: int = 0
+    texts: tuple[int, int] = (0, 0)
+
+
+def count_rows(prompts: int, rows_per_prompt: float) -> int:
+    """Reference rows of one process in the KL term of a step: R · prompts, at least one."""
+    return max(1, round(prompts * rows_per_prompt))
+
+
+def rows_in_pass(rows: int, minibatches: int, passes: int) -> int:
+    """The most of a step's reference rows in one pass: optimizer steps and passes share evenly."""
+    return math.ceil(math.ceil(rows / minibatches) / passes)
 
 
 @dataclass(frozen=True)

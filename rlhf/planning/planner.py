@@ -24,7 +24,7 @@ from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.logits.blocks import block_size
 from rlhf.modeling.models import load_config
 from rlhf.parallel.settings import State
-from rlhf.planning.plan import Item, Pass, Plan, SampleBatch
+from rlhf.planning.plan import Item, Pass, SampleBatch
 
 FP32 = 4
 BF16 = 2
@@ -141,7 +141,13 @@ def tensor_parallel_shape(shape: Shape, processes: int) -> Shape:
 
 
 def layer_bytes(
-    shape: Shape, length: int, *, bf16: bool, padded: bool, bf16_weights: bool = False
+    shape: Shape,
+    length: int,
+    *,
+    bf16: bool,
+    padded: bool,
+    bf16_weights: bool = False,
+    lora_rank: int = 0,
 ) -> float:
     """What one layer's forward pass keeps for the backward pass, for each token.
 
@@ -158,33 +164,54 @@ def layer_bytes(
         gated MLP             8·f (16·f)    gate, its activation, up, the product; half without gate
 
     With bf16 weights a norm keeps its input in float32 and the normalized value in bf16, and what
-    it returns is bf16 already: 16·d for norms and copies together.
+    it returns is bf16 already: 16·d for norms and copies together. Of frozen weights with
+    adapters of rank r, norms keep only their inputs, 8·d; adapters have copies of their own, also
+    of attention's output, 2·q, and keep r numbers each.
     """
     size = BF16 if bf16 else FP32
-    copies = BF16 * (5 if shape.gated else 4) if bf16 else 2 * FP32
-    if bf16_weights:
+    norms, copies = 16, BF16 * (5 if shape.gated else 4) if bf16 else 2 * FP32
+    adapters = 0
+    if lora_rank:
+        norms = 8
+        adapters = size * lora_rank * (7 if shape.gated else 6) + BF16 * bf16 * shape.query_width
+    elif bf16_weights:
         copies = 0
     keys = shape.query_width if padded else shape.key_width
     attention = size * (2 * shape.query_width + 2 * keys)
     mask = size * length if padded else 0
     mlp = (4 if shape.gated else 2) * size * shape.inner
-    return float((16 + copies) * shape.hidden + attention + mask + mlp)
+    return float((norms + copies) * shape.hidden + attention + mask + mlp + adapters)
 
 
 def activation_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool) -> float:
-    """Activations of a forward pass of `tokens` tokens in sequences of `length`.
+    """Activations of a forward pass, and of the layer at work on the way back."""
+    kept = kept_bytes(shape, computing, bf16=bf16, padded=padded)
+    return kept + at_work_bytes(shape, computing, bf16=bf16, padded=padded)
 
-    tokens · (L + 1) · layer_bytes: what each layer keeps, and one layer's gradients on the way
-    back.
-    With checkpointing tokens · (4·d·L + 2·layer_bytes): of each layer only the float32 input stays
-    (with bf16 weights 2·d·L), and one layer at a time is computed again.
+
+def kept_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool) -> float:
+    """What a forward pass of `tokens` tokens in sequences of `length` keeps: tokens · L · layer.
+
+    With checkpointing tokens · 4·d·L: of each layer only the float32 input; with bf16 weights
+    tokens · 2·d·L.
     """
-    tokens, rounded = computing.tokens, computing.bf16_weights
-    layer = layer_bytes(shape, computing.length, bf16=bf16, padded=padded, bf16_weights=rounded)
     if computing.checkpointing:
-        size = BF16 if rounded else FP32
-        return tokens * (size * shape.hidden * shape.layers + 2 * layer)
-    return tokens * layer * (shape.layers + 1)
+        size = BF16 if computing.bf16_weights else FP32
+        return float(computing.tokens * size * shape.hidden * shape.layers)
+    return shape.layers * at_work_bytes(shape, computing, bf16=bf16, padded=padded)
+
+
+def at_work_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool) -> float:
+    """One layer's gradients on the way back; with checkpointing it is computed again, too."""
+    layer = layer_bytes(
+        shape,
+        computing.length,
+        bf16=bf16,
+        padded=padded,
+        bf16_weights=computing.bf16_weights,
+        lora_rank=computing.lora_rank,
+    )
+    return computing.tokens * layer * (2 if computing.checkpointing else 1)
 
 
 def working_bytes(shape: Shape, tokens: int, length: int, *, bf16: bool) -> float:
@@ -345,52 +372,3 @@ def vllm_cache_bytes(shape: Shape, requests: int, length: int, size: int) -> int
     """
     tokens = (requests + 1) * VLLM_PAGE * math.ceil(length / VLLM_PAGE)
     return 2 * size * shape.layers * shape.key_width * tokens
-
-
-def reward_plan(
-    shape: Shape,
-    computing: Pass,
-    *,
-    bf16: bool,
-    has_stepped_copy: bool = False,
-    adapter: str = "none",
-    lora_rank: int = 0,
-    has_masters: bool = False,
-) -> Plan:
-    """Training a reward model, with `adapter` none, lora or qlora.
-
-    With `bf16` multiplications and frozen weights are bf16; `has_stepped_copy`: the optimizer steps
-    a copy of the weights, as DeepSpeed does; `has_masters`: weights and gradients are bf16, but for
-    the head's, with float32 masters.
-    """
-    full = adapter == "none"
-    parameters = shape.reward_parameters if full else lora_rank * shape.lora_rows + shape.hidden
-    activations = activation_bytes(shape, computing, bf16=bf16, padded=False)
-    rounded = shape.trunk if has_masters else None
-    copied = shape.trunk_linear if full else parameters
-    gradients = (
-        gradient_item(parameters, rounded),
-        *copies(0 if has_masters else copied, bf16=bf16),
-        Item("activations", activations, f"{computing.tokens} tokens in a forward pass"),
-    )
-    frozen = () if full else (_beneath_adapters(shape, adapter, bf16=bf16),)
-    name = "reward model" if full else "adapters and head"
-    stepped = (stepped_item(name, parameters),) if has_stepped_copy else ()
-    return Plan(
-        "Memory of each process for the reward model",
-        (*frozen, *trained_items(name, parameters, rounded=rounded), *stepped),
-        {
-            "computing gradients": gradients,
-            "stepping": stepping_items(parameters, rounded, shape),
-        },
-    )
-
-
-def _beneath_adapters(shape: Shape, adapter: str, *, bf16: bool) -> Item:
-    """The frozen trunk."""
-    size, words = frozen_precision(bf16=bf16)
-    held, why = float(size * shape.trunk), f"{words}, frozen"
-    if adapter != "lora":
-        held = packed_bytes(shape, shape.trunk, size)
-        why = f"4 bits, frozen; embeddings in {words}"
-    return Item("reward model: weights", held, why, State.WEIGHTS)

@@ -10,6 +10,9 @@
 `--sharding` over N processes shards the optimizer (zero1), gradients too (zero2), and weights too
 (zero3, fsdp). The policy is gathered while PPO samples, unless vLLM does under fsdp. Under zero3
 policy and critic are gathered to measure a rollout and the KL. What is offloaded is in main memory.
+
+Log-probs are computed before values, so the backward pass begins with the critic, whose activations
+are gone when the policy's turn comes: layers of both are never at work, nor gathered, at once.
 """
 
 from dataclasses import dataclass, replace
@@ -17,16 +20,17 @@ from typing import Literal
 
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.parallel.settings import SHARDED, State
-from rlhf.planning.plan import Item, Layout, Pass, Plan, SampleBatch, whole_weights
+from rlhf.planning.plan import Item, Layout, Pass, Plan, PPOBatch, SampleBatch, whole_weights
 from rlhf.planning.planner import (
     BF16,
     FP32,
     Shape,
-    activation_bytes,
+    at_work_bytes,
     block_bytes,
     copies,
     frozen_item,
     frozen_precision,
+    kept_bytes,
     largest_matrix,
     packed_bytes,
     part_of_vocabulary,
@@ -81,26 +85,6 @@ class Roles:
         return next(iter(self.reward_adapter_ranks), self.lora_rank)
 
 
-@dataclass(frozen=True)
-class PPOBatch:
-    """How much a PPO step has in memory at one time.
-
-    Attributes:
-        sampled: sequences sampled at once.
-        episodes: in one forward and backward pass.
-        reference_rows: reference outputs of the KL term beside them, which the critic does not
-            read.
-        rollout: episodes of a step in this process, for which a critic's head keeps what it reads.
-        texts: pretraining texts in one forward and backward pass, and the tokens of each.
-    """
-
-    sampled: SampleBatch
-    episodes: int
-    reference_rows: int = 0
-    rollout: int = 0
-    texts: tuple[int, int] = (0, 0)
-
-
 def trained_parameters(shape: Shape, reward: Shape, roles: Roles) -> dict[str, int]:
     """Parameters that are trained, by role."""
     policy = roles.lora_rank * shape.lora_rows or shape.parameters
@@ -145,16 +129,17 @@ def ppo_plan(
     temporary = () if resident else (gradients,)
     multiplied = 0 if layout.shards(State.WEIGHTS) else _multiplied(shape, reward, roles, layout)
     learning = (*temporary, *copies(multiplied, bf16=bf16))
-    computing = Pass(0, 0, checkpointing, layout.bf16_weights)
-    rows = batch.episodes + batch.reference_rows
+    # a shared base is bf16, and so is what passes from layer to layer
+    computing = Pass(0, 0, checkpointing, layout.bf16_weights or (roles.share_base and bf16))
     updating = (
         *learning,
-        *_policy_pass(shape, rows, sampled.prompt, sampled.new, computing, bf16=bf16),
-        *_critic_pass(reward, roles, batch.episodes, sampled.length, computing, bf16=bf16),
+        *_update(shape, reward, batch, roles, computing, bf16=bf16),
         *_kept(reward, roles, batch.rollout, sampled.new),
     )
     rows, length = batch.texts
-    read = _policy_pass(shape, rows, 1, length - 1, computing, bf16=bf16) if rows else ()
+    texts = replace(batch, sampled=SampleBatch(0, 1, length - 1), episodes=rows, reference_rows=0)
+    alone = replace(roles, critic="none")
+    read = _update(shape, reward, texts, alone, computing, bf16=bf16) if rows else ()
     held = (
         *_frozen(shape, reward, roles, layout, bf16=bf16),
         *(() if roles.engine_sleeps else engine),
@@ -176,33 +161,51 @@ def ppo_plan(
     )
 
 
-def _policy_pass(
-    shape: Shape, rows: int, prompt: int, new: int, computing: Pass, *, bf16: bool
+def _update(
+    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, computing: Pass, *, bf16: bool
 ) -> tuple[Item, ...]:
-    """What the backward pass needs of the policy; `computing` says how it is computed."""
-    length = prompt + new
-    computing = replace(computing, tokens=rows * length, length=length)
-    activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
+    """What is computed at the peak of a forward and backward pass; `computing` says how.
+
+    The policy's activations, and the largest of what comes after them: the critic's with a layer of
+    its own at work, the logits, a layer of the policy. Of a frozen trunk nothing is read here.
+    """
+    length, new = batch.sampled.length, batch.sampled.new
+    rows = batch.episodes + batch.reference_rows
+    both = replace(computing, tokens=rows * length, length=length, lora_rank=roles.lora_rank)
+    words = f"{rows} × {length} tokens"
+    part = part_of_vocabulary(shape)
     logits = block_bytes(shape, rows * new, backward=True)
-    return (
-        Item("policy: activations", activations, f"{rows} × {length} tokens"),
-        Item("logits", logits, f"{rows} × {new} positions, {part_of_vocabulary(shape)}"),
-    )
-
-
-def _critic_pass(
-    reward: Shape, roles: Roles, rows: int, length: int, computing: Pass, *, bf16: bool
-) -> tuple[Item, ...]:
-    """What the backward pass needs of a critic; of a frozen trunk it needs nothing."""
-    words, tokens = f"{rows} × {length} tokens", rows * length
+    layer = at_work_bytes(shape, both, bf16=bf16, padded=True)
+    moments: list[tuple[Item, ...]] = [
+        (Item("logits", logits, f"{rows} × {new} positions, {part}"),),
+        (Item("policy: layer at work", layer, words),),
+    ]
     if roles.critic == "own":
-        computing = replace(computing, tokens=tokens, length=length)
-        activations = activation_bytes(reward, computing, bf16=bf16, padded=True)
-        return (Item("critic: activations", activations, words),)
-    if roles.critic == "own head":
-        layer = working_bytes(reward, tokens, length, bf16=bf16)
-        return (Item("critic: one layer", layer, words),)
-    return ()
+        rank = roles.critic_rank if roles.share_base else 0
+        alone = replace(both, tokens=batch.episodes * length, lora_rank=rank)
+        words_of_critic = f"{batch.episodes} × {length} tokens"
+        activations = kept_bytes(reward, alone, bf16=bf16, padded=True)
+        layer = at_work_bytes(reward, alone, bf16=bf16, padded=True)
+        logits = float(FP32 * shape.vocabulary * rows * new * shape.whole_logits)
+        critic = [
+            Item("critic: activations", activations, words_of_critic),
+            Item("critic: layer at work", layer, words_of_critic),
+            Item("logits", logits, f"{rows} × {new} positions, {part}"),
+        ]
+        moments.append(tuple(item for item in critic if item.size))
+    kept = kept_bytes(shape, both, bf16=bf16, padded=True)
+    largest = max(moments, key=lambda items: sum(item.size for item in items))
+    return (Item("policy: activations", kept, words), *largest)
+
+
+def bytes_at_output(
+    shape: Shape, batch: PPOBatch, *, bf16: bool, checkpointing: bool, bf16_weights: bool
+) -> float:
+    """What is computed when the backward pass is at the policy's output matrix."""
+    rows, length = batch.episodes + batch.reference_rows, batch.sampled.length
+    computing = Pass(rows * length, length, checkpointing, bf16_weights)
+    kept = kept_bytes(shape, computing, bf16=bf16, padded=True)
+    return kept + block_bytes(shape, rows * batch.sampled.new, backward=True)
 
 
 def _kept(reward: Shape, roles: Roles, episodes: int, new: int) -> tuple[Item, ...]:
@@ -227,7 +230,8 @@ def _sampling(
     if not layout.shards(State.WEIGHTS) or (roles.vllm and layout.strategy == "fsdp"):
         return sampling
     size = BF16 if layout.bf16_weights else FP32
-    whole = Item("whole weights", float(size * shape.parameters), "of the policy, gathered")
+    gathered = shape.parameters + roles.lora_rank * shape.lora_rows
+    whole = Item("whole weights", float(size * gathered), "of the policy, gathered")
     return (whole, *sampling)
 
 
@@ -243,7 +247,8 @@ def _whole_bytes(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> f
     """Bytes of policy and critic: float32, but for bf16 weights that are trained."""
     size = BF16 if layout.bf16_weights else FP32
     critic = {"own": size, "own head": FP32}.get(roles.critic, 0)
-    return float(size * shape.parameters + critic * reward.trunk)
+    policy = shape.parameters + roles.lora_rank * shape.lora_rows
+    return float(size * policy + critic * reward.trunk)
 
 
 def _rounded(counts: dict[str, int], reward: Shape, roles: Roles) -> dict[str, int]:

@@ -29,7 +29,9 @@ there while something is computed, also while PPO samples without vLLM and reads
 FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N. Where a
 matrix or the rest is larger than layers and activations, the peak is when their gradients are sent:
 12 bytes for each of those parameters, their gradients and the copy for communication, and at PPO's
-output matrix 16, as it was gathered again just before, beside half of the activations. While PPO
+output matrix 16, as it was gathered again just before, beside the activations of the policy alone.
+Of policy and critic a layer of one is gathered at a time. `--parallel.reduce-dtype bf16` is not
+counted: FSDP then needs less than is planned. While PPO
 samples under ZeRO-3 or FSDP, every device also holds the whole policy, 4 bytes a parameter, and
 copies of its matrices; with bf16 weights 2 bytes. With FSDP and vLLM it holds its part of vLLM's
 bf16 weights and pages instead. To measure, FSDP gathers a layer at a time, ZeRO-3 policy and
@@ -40,11 +42,21 @@ outputs each device holds the whole model, unless vLLM samples under FSDP.
 
 from dataclasses import dataclass
 
-from rlhf.parallel.settings import BUCKET, State, Strategy
-from rlhf.planning.plan import Layout, Pass, Plan, SampleBatch, shard_plan
-from rlhf.planning.planner import BF16, FP32, Shape, reward_plan, tensor_parallel_shape
-from rlhf.planning.ppo_plan import PPOBatch, Roles, ppo_plan
+from rlhf.parallel.settings import BUCKET, ReduceDtype, State, Strategy
+from rlhf.planning.plan import (
+    KL_ROWS,
+    Layout,
+    Pass,
+    Plan,
+    PPOBatch,
+    SampleBatch,
+    count_rows,
+    shard_plan,
+)
+from rlhf.planning.planner import BF16, FP32, Shape, tensor_parallel_shape
+from rlhf.planning.ppo_plan import Roles, bytes_at_output, ppo_plan
 from rlhf.planning.reference_plan import reference_plan
+from rlhf.planning.training_plan import reward_plan
 
 SHARDINGS: dict[str, Strategy] = {
     "DDP": "ddp",
@@ -74,6 +86,8 @@ class Load:
         lora_rank: of adapters.
         group: devices over which FSDP shards a copy; None: all.
         vllm: devices that share a vLLM, which samples; 0: transformers samples.
+        kl_rows: reference outputs that PPO's policy reads in an update for each sequence.
+        reduce_dtype: as `--parallel.reduce-dtype`, in which gradients are added up.
     """
 
     length: int
@@ -82,6 +96,16 @@ class Load:
     lora_rank: int
     group: int | None = None
     vllm: int = 0
+    kl_rows: float = KL_ROWS
+    reduce_dtype: ReduceDtype = "fp32"
+
+    @property
+    def ppo_batch(self) -> PPOBatch:
+        """What PPO reads at one time; half of a sequence is the prompt."""
+        prompt = self.length // 2
+        sampled = SampleBatch(self.batch, prompt, self.length - prompt)
+        rows = count_rows(self.batch, self.kl_rows) if self.kl_rows else 0
+        return PPOBatch(sampled, self.batch, rows)
 
 
 @dataclass(frozen=True)
@@ -109,10 +133,17 @@ class Sizes:
     output: float = 0.0
 
 
-def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> float:
+def passing_bytes(
+    strategy: str,
+    sizes: Sizes,
+    gpus: int,
+    computing: float,
+    at_output: float = 0.0,
+) -> float:
     """Bytes at the peak of a pass on top of the state: gathered weights, and what is computed.
 
-    `computing` are the bytes of activations and logits, which no strategy shards.
+    `computing` are the bytes of activations and logits, which no strategy shards; `at_output` those
+    that are there at the policy's output matrix.
     """
     if gpus == 1:
         return computing
@@ -123,12 +154,12 @@ def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> f
         layers = (3 * BF16 + BF16) * sizes.layer
         rest = sizes.outside - sizes.matrices
         ends = BF16 if strategy in BF16_WEIGHTS else FP32
-        # at the policy's output matrix the critic's activations, about half, are gone already; the
-        # matrix is there with the buffer that it was gathered in, its gradients and their copy
+        # the policy's output matrix is there with the buffer that it was gathered in, its gradients
+        # and their copy
         output = (3 * ends + FP32) * sizes.output
-        at_output = computing / 2 + layers + output if output else 0.0
+        with_output = at_output + layers + output if output else 0.0
         at_ends = max((2 * ends + FP32) * sizes.matrix, (ends + FP32) * rest)
-        return ends * rest + max(computing + layers, at_output, at_ends)
+        return ends * rest + max(computing + layers, with_output, at_ends)
     return computing
 
 
@@ -216,16 +247,15 @@ def plan_of(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> P
             has_masters=layout.has_masters,
         )
         return shard_plan(plan, layout)
-    prompt = load.length // 2
-    sampled = SampleBatch(load.batch, prompt, load.length - prompt)
+    batch = load.ppo_batch
     if stage == "reference":
         shards = layout if reads_sharded(stage, strategy, load) else None
         vllm = load.vllm if shards else min(load.vllm, 1)  # else each process has its own
-        return reference_plan(shape, None, sampled, bf16=True, layout=shards, vllm=vllm)
+        return reference_plan(shape, None, batch.sampled, bf16=True, layout=shards, vllm=vllm)
     return ppo_plan(
         shape,
         shape,
-        PPOBatch(sampled, load.batch),
+        batch,
         bf16=True,
         checkpointing=load.checkpointing,
         roles=Roles(
@@ -264,7 +294,14 @@ def _with_gathered(
     """What is computed in a phase, and the parts of models that are gathered for it."""
     sizes, parts = sizes_of(stage, shape, load), parts_of(strategy, load, gpus)
     if phase == "computing gradients":
-        return passing_bytes(strategy, sizes, parts, computing)
+        at_output = bytes_at_output(
+            shape,
+            load.ppo_batch,
+            bf16=True,
+            checkpointing=load.checkpointing,
+            bf16_weights=strategy in BF16_WEIGHTS,
+        )
+        return passing_bytes(strategy, sizes, parts, computing, at_output)
     if phase == "stepping" and strategy == "ZeRO-3":
         return computing + FP32 * sizes.trained / parts
     if parts == 1 or stage == "reward" or not reads_sharded(stage, strategy, load):

@@ -16,8 +16,7 @@ For M forward and backward passes, W = 4·P the weights, of which B sit in layer
     FSDP bf16-weights           matrices and the rest are half as wide, too; gradients are float32
     LoRA              2·4·A     as DDP, of A parameters of adapters
 
-With `--parallel.reduce-dtype bf16` gradients are half as wide under DDP, FSDP and LoRA; `rlhf plan`
-counts float32.
+With `--parallel.reduce-dtype bf16` gradients are half as wide under DDP, FSDP and LoRA.
 
 Under tensor parallelism processes send what they add up: `tensor_parallel_traffic`.
 """
@@ -101,7 +100,9 @@ def step_bytes(
     both models in as many forward passes as the update has, ZeRO 3 both at once.
     """
     sizes = sizes_of(stage, shape, load)
-    moved = communication_bytes(strategy, sizes, passes, gpus, load.group)
+    moved = communication_bytes(
+        strategy, sizes, passes, gpus, load.group, reduce_dtype=load.reduce_dtype
+    )
     if stage != "ppo" or strategy not in WHOLE_WHILE_SAMPLING:
         return moved
     parts = parts_of(strategy, load, gpus)
@@ -126,10 +127,12 @@ def step_seconds(
     """Seconds of a step's forward and backward passes, and of its traffic, one after the other.
 
     6 operations for each parameter and token, 8 with gradient checkpointing; sampling is not
-    counted.
+    counted. PPO's policy also reads reference rows.
     """
-    trained = sizes_of(stage, shape, load).trained
-    operations = (8 if load.checkpointing else 6) * trained * load.length * load.batch * passes
+    read = sizes_of(stage, shape, load).trained * load.batch
+    if stage == "ppo":
+        read += shape.parameters * load.ppo_batch.reference_rows
+    operations = (8 if load.checkpointing else 6) * read * load.length * passes
     moved = step_bytes(stage, strategy, shape, load, passes, gpus)
     return operations / (speed.tflops * 1e12) + moved / (speed.network * 1e9)
 

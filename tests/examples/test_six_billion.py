@@ -48,7 +48,7 @@ def test_the_dry_run_of_the_readme_needs_no_weights(monkeypatch, capsys):
     monkeypatch.chdir(FOLDER.parents[1])
     (command,) = re.findall(r"^rlhf (.* --dry-run)$", README, flags=re.MULTILINE)
     assert main(shlex.split(command)) == 0
-    assert "19.08" in capsys.readouterr().out
+    assert "16.96" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

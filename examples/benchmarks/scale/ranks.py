@@ -194,7 +194,7 @@ def computing(
 
 def plan(case: Case, shape: Shape) -> dict[str, float]:
     """What the planner says of the same."""
-    load = Load(case.length, case.batch, case.checkpointing, 16, case.group, vllm=1)
+    load = Load(case.length, case.batch, case.checkpointing, 16, case.group, vllm=1, kl_rows=0)
     stage = "reward" if case.stage == "reward" else "ppo"
     sizes = sizes_of(stage, shape, load)
     phases = phase_bytes(stage, case.strategy, shape, load, case.ranks)

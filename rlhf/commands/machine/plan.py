@@ -11,6 +11,7 @@ from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
+from rlhf.parallel.settings import ReduceDtype
 from rlhf.planning.plan import GIB, STAGES
 
 if TYPE_CHECKING:
@@ -81,11 +82,15 @@ class Settings:
     sequence_length: int = 1024
     """Tokens of a prompt with its response."""
     batch: int = 8
-    """Sequences in one forward pass of a device."""
+    """Sequences in one forward pass of a device. ppo: the policy also reads half as many reference
+    outputs, for the KL term (--kl.rows-per-prompt 0.5)."""
     gradient_checkpointing: bool = False
     """Plan for recomputing activations in the backward pass: less memory, more time."""
     passes: int = 1
     """Forward and backward passes of a device per optimizer step."""
+    reduce_dtype: ReduceDtype = "fp32"
+    """Precision in which gradients are sent, as --parallel.reduce-dtype of the trainings; bf16
+    changes DDP, FSDP and LoRA."""
     tflops: float | None = None
     """Measured speed of a device, in 10¹² operations a second; with --network, shows times. With
     --price-per-hour: that of a large matrix product; default: as in --like, else measured here."""
@@ -128,6 +133,12 @@ class Settings:
         require_range("network", self.network, 0, above_low=True)
         require_range("tensor_parallel", self.tensor_parallel, 1)
         require_range("passes", self.passes, 1)
+        if self.reduce_dtype != "fp32" and self.gpus == 1:
+            raise ConfigError(
+                f"--reduce-dtype {self.reduce_dtype} has no effect with --gpus 1, which adds up "
+                "nothing with others",
+                "Give more --gpus, or leave it out.",
+            )
         require_range("price_per_hour", self.price_per_hour, 0)
         require_range("utilization", self.utilization, 0, 1, above_low=True)
         require_range("sampling_utilization", self.sampling_utilization, 0, 1, above_low=True)
@@ -159,6 +170,7 @@ class Settings:
             self.lora_rank,
             self.shard_group,
             self.engine_tensor_parallel * (self.engine == "vllm"),
+            reduce_dtype=self.reduce_dtype,
         )
 
 

@@ -25,7 +25,7 @@ def memory_plan(settings: Settings) -> str:
     from rlhf.parallel.distributed import choose_precision
     from rlhf.planning.plan import Pass
     from rlhf.planning.planner import read_shape
-    from rlhf.planning.trl_plan import dpo_plan
+    from rlhf.planning.training_plan import dpo_plan
 
     length = settings.max_length
     tokens = 2 * settings.micro_batch_size * length

@@ -24,7 +24,7 @@ def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
     from rlhf.parallel.distributed import choose_precision
     from rlhf.planning.planner import read_shape
-    from rlhf.planning.trl_plan import sft_plan
+    from rlhf.planning.training_plan import sft_plan
 
     plan = sft_plan(
         read_shape(settings.model),

@@ -4,20 +4,36 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from policies.ppo.memory import plan_memory, require_memory, room_for
+from policies.ppo.batches import choose_reference_rows
+from policies.ppo.memory import plan_memory, require_memory, room_for, sequences_in_pass
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
+from policies.ppo.update import (
+    Learner,
+    ReferenceBatch,
+    StepData,
+    micro_batches,
+    split_minibatches,
+)
 from rlhf.errors import ConfigError
+from rlhf.modeling.log_probs import Sequences
 from rlhf.parallel.sharding import Sharding
+from rlhf.planning.plan import KL_ROWS
 from rlhf.planning.planner import read_shape
 from tests.policies.training import TrainingInputs, build_ensemble
 from tests.settings import changed
 
+SPLITS = [  # episodes of a step, samples of a prompt, minibatches, episodes of a pass
+    *((64, 1, 1, 16), (64, 4, 1, 4), (16, 1, 1, 16), (12, 1, 2, 4)),
+    *((24, 2, 3, 3), (8, 1, 1, 64), (20, 2, 1, 3)),
+]
 LARGE = Path(__file__).parents[3] / "examples" / "six_billion" / "llama_6b"
 
 
@@ -27,8 +43,46 @@ def test_lengths_are_those_of_the_store(settings: PPOSettings) -> None:
     assert f"16 × {prompt + 12} tokens" in text  # answers of at most 12 tokens
     assert f"24 × {prompt + 12} tokens" in text  # and a reference row for every other one
     counted = plan_memory(changed(settings, micro_tokens=3 * (prompt + 12) + 1))
-    # the gradients of policy and critic, and a layer while a rollout is read
-    assert counted.count(f" 3 × {prompt + 12} tokens") == 3
+    # what policy and critic keep, a layer of the critic, and one while a rollout is read
+    assert counted.count(f" 3 × {prompt + 12} tokens") == 4
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("rows_per_prompt", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize(("episodes", "samples", "minibatches", "size"), SPLITS)
+def test_a_pass_has_the_rows_that_the_update_gives_it(
+    settings: PPOSettings, episodes, samples, minibatches, size, rows_per_prompt, processes
+) -> None:
+    given = changed(
+        settings,
+        episodes_per_step=episodes,
+        samples_per_prompt=samples,
+        minibatches=minibatches,
+        micro_batch_size=size,
+        processes=processes,
+        kl=KLSettings(rows_per_prompt=rows_per_prompt),
+    )
+    own = episodes // processes
+    prompts = [(None,)] * (own // samples)
+    rows = len(choose_reference_rows(prompts, 1, given, torch.Generator()))
+    lengths = torch.arange(own) + 1
+    parts = split_minibatches(lengths, torch.arange(rows) + 1, minibatches, torch.Generator())
+    experience = SimpleNamespace(sequences=stacked(own))
+    data = StepData(experience, ReferenceBatch(stacked(rows), torch.empty(0)))
+    learner = Learner(Accelerator(cpu=True), torch.nn.Linear(1, 1), None, given, 1.0)
+    passes = [one for part in parts for one in micro_batches(learner, data, part)]
+    largest = max(len(one.episodes) for one in passes)
+    beside = max(len(one.reference_rows) for one in passes)
+    assert sequences_in_pass(given, own, 0) == (largest, beside)
+
+
+def stacked(rows: int) -> Sequences:
+    """Sequences of some lengths."""
+    return Sequences.of([[1]] * rows, [[1] * (1 + row % 7) for row in range(rows)], 0)
+
+
+def test_rlhf_plan_assumes_the_rows_that_come_without_flags() -> None:
+    assert KLSettings().rows_per_prompt == KL_ROWS
 
 
 def test_each_role_has_its_lines(settings: PPOSettings) -> None:
@@ -166,6 +220,7 @@ def test_without_a_gpu_the_plan_also_says_what_gpus_need(
         processes=8,
         engine="vllm",
         sample_batch_size=1,
+        episodes_per_step=512,
         micro_batch_size=64,
     )
     text = plan_memory(large)

@@ -90,6 +90,14 @@ def test_it_prints_commands_to_type(tiny_model: Path, gpus: int, begins: str, en
     assert max(phases.values()) > result["gib"]["DDP"]["ppo"]  # 1024 sequences in place of 8
 
 
+def test_gradients_in_bf16_are_half_as_many_bytes(tiny_model: Path) -> None:
+    settings = Settings(model=str(tiny_model), gpus=2)
+    rounded = plan.run(replace(settings, reduce_dtype="bf16"))
+    assert rounded["commands"]["reward"].count("--parallel.reduce-dtype bf16") == 1
+    wide, half = plan.run(settings)["sent_gib"]["DDP"], rounded["sent_gib"]["DDP"]
+    assert half == {stage: pytest.approx(gib / 2, abs=1e-3) for stage, gib in wide.items()}
+
+
 def test_what_processes_take_that_hold_a_model_together(tiny_model: Path) -> None:
     hints = plan.run(Settings(model=str(tiny_model), gpus=2, tensor_parallel=2))["advice"]
     assert len(hints) == 4
@@ -132,6 +140,10 @@ def test_every_flag_of_a_command_is_one_of_its_settings(
         (
             ["--model", "m", "--gpus", "8", "--shard-group", "3"],
             "error --shard-group 3 does not divide --gpus 8",
+        ),
+        (
+            ["--model", "m", "--reduce-dtype", "bf16"],
+            "error --reduce-dtype bf16 has no effect with --gpus 1",
         ),
         (["--model", "m", "--gpu-memory", "0"], "error --gpu-memory is 0"),
         (["--model", "m", "--price-per-hour", "-1"], "error --price-per-hour is -1"),

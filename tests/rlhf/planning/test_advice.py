@@ -32,6 +32,16 @@ def test_advice_names_the_flags_of_adapters() -> None:
     assert sampled.startswith("--sampling.batch-size ")
 
 
+def test_gradients_are_sent_in_bf16_where_that_was_asked_for() -> None:
+    rounded, flag = replace(LOAD, reduce_dtype="bf16"), "--parallel.reduce-dtype bf16"
+    for strategy in ("DDP", "FSDP", "FSDP bf16-weights", "LoRA"):
+        found = advice("reward", SHAPE, rounded, 8, 400 * GIB, ((strategy,),))
+        assert flag in (found.flags or ())
+    for strategy in ("DDP bf16-weights", "ZeRO-1", "ZeRO-3"):  # which refuse it
+        found = advice("reward", SHAPE, rounded, 8, 400 * GIB, ((strategy,),))
+        assert flag not in (found.flags or ())
+
+
 def test_a_reward_model_for_ppo_on_a_shared_base_has_adapters() -> None:
     found = advice_for_all(SHAPE, LOAD, 8, 32 * GIB)
     assert found["ppo"].sentence.startswith("ppo: LoRA with --batch.gradient-checkpointing, up to ")
@@ -49,12 +59,12 @@ def test_a_reward_model_for_ppo_on_a_shared_base_has_adapters() -> None:
 
 def test_bf16_weights_are_advised_where_all_weights_fit_no_other_way() -> None:
     # while PPO samples: 1.5 · 13.9e9 + .5 · 6.9e9 bytes, 22.6 GiB; the whole policy 26.1, with its
-    # copies 38.8, in bf16 13.0; responses 1.6
+    # copies 38.8, in bf16 13.0; responses 1.6. Gradients of 4 sequences and 2 rows need 65.8 GiB
     found = advice("ppo", SHAPE, LOAD, 8, 60 * GIB)
     assert found.sentence.startswith("ppo: FSDP bf16-weights, up to ")
     assert found.flags is not None
     assert found.flags[:2] == ("--sharding fsdp", "--precision bf16-weights")
-    assert advice("ppo", SHAPE, LOAD, 8, 64 * GIB).sentence.startswith("ppo: FSDP, up to ")
+    assert advice("ppo", SHAPE, LOAD, 8, 66 * GIB).sentence.startswith("ppo: FSDP, up to ")
     # a reward model in one process: 115.7 GiB of state, 3.6 for each sequence
     found = advice("reward", SHAPE, replace(LOAD, batch=1, length=64), 1, 105 * GIB)
     assert found.sentence.startswith("reward: DDP bf16-weights, up to ")

@@ -18,7 +18,7 @@ from rlhf.modeling.models import new_reward_model
 from rlhf.planning import planner
 from rlhf.planning.plan import Item, Pass, Plan
 from rlhf.planning.planner import Shape, read_shape
-from rlhf.planning.trl_plan import dpo_plan
+from rlhf.planning.training_plan import dpo_plan, reward_plan
 from tests.reward.encoders import build_encoder
 
 # 100 tokens of vocabulary, 2 layers, d = 8, f = 16, queries 8 wide, keys 4 wide, tied embeddings:
@@ -196,7 +196,7 @@ def sizes(plan: Plan, phase: str) -> dict[str, float]:
 
 
 def test_the_plan_of_a_reward_model() -> None:
-    plan = planner.reward_plan(SHAPE, Pass(6, 3), bf16=True, has_stepped_copy=True)
+    plan = reward_plan(SHAPE, Pass(6, 3), bf16=True, has_stepped_copy=True)
     parameters = SHAPE.trunk + 8
     assert sizes(plan, "computing gradients") == {
         "reward model: weights": 4 * parameters,
@@ -207,7 +207,7 @@ def test_the_plan_of_a_reward_model() -> None:
         "activations": 6 * 3 * 384,
     }
     assert plan.peak == 20 * parameters + 4 * LAYER + 6 * 3 * 384
-    alone = planner.reward_plan(SHAPE, Pass(6, 3), bf16=False)
+    alone = reward_plan(SHAPE, Pass(6, 3), bf16=False)
     assert "reward model: stepped weights" not in sizes(alone, "computing gradients")
     assert "bf16 copies of the matrices" not in sizes(alone, "computing gradients")
 
@@ -215,13 +215,16 @@ def test_the_plan_of_a_reward_model() -> None:
 def test_the_plan_of_dpo_holds_one_model() -> None:
     plan = dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1, lora_rank=2)
     adapters = 2 * SHAPE.lora_rows
+    adapted = Pass(6, 3, lora_rank=2)  # of a layer 8·d less, and 7 times 2 numbers
     activations = planner.activation_bytes(SHAPE, Pass(6, 3), bf16=False, padded=True)
+    less = planner.activation_bytes(SHAPE, adapted, bf16=False, padded=True)
+    assert activations - less == 6 * 3 * (8 * 8 - 7 * 2 * 4)
     assert sizes(plan, "computing gradients") == {
         "model: weights": 4 * SHAPE.parameters,
         "adapters: weights": 4 * adapters,
         "adapters: Adam": 8 * adapters,
         "gradients": 4 * adapters,
-        "activations": activations,
+        "activations": less,
     }
     whole = dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1)
     assert whole.peak == 16 * SHAPE.parameters + max(activations, 4 * SHAPE.parameters)

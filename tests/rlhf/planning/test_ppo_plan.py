@@ -1,14 +1,19 @@
 """The memory of PPO, worked by hand on a model of two layers."""
 
+from dataclasses import replace
+
 import pytest
 
-from rlhf.planning.plan import Layout, Plan, SampleBatch
-from rlhf.planning.planner import layer_bytes, working_bytes
-from rlhf.planning.ppo_plan import PPOBatch, Roles, ppo_plan
+from rlhf.planning.plan import Layout, Plan, PPOBatch, SampleBatch
+from rlhf.planning.planner import Shape, layer_bytes, working_bytes
+from rlhf.planning.ppo_plan import Roles, ppo_plan
 from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
 
 POLICY, CRITIC, ADAPTERS = SHAPE.parameters, SHAPE.trunk + 8, 2 * SHAPE.lora_rows
 LAYER_BYTES = layer_bytes(SHAPE, 8, bf16=True, padded=True)
+# with adapters of rank 2: 8·8 of norms, 10·8 of copies, 2·(4·8) of attention and 2·8 of its output,
+# a mask of 2·8, 8·16 of the MLP, 7 times 2 numbers
+ADAPTED = 64 + 80 + 64 + 16 + 16 + 128 + 28
 
 
 def ppo(**changes: object) -> Plan:
@@ -32,9 +37,9 @@ def test_three_models_and_no_reference() -> None:
         "reward model: weights": 4 * CRITIC,
         "gradients": 4 * (POLICY + CRITIC),
         "bf16 copies of the matrices": 2 * (4 * LAYER + 800),
-        "policy: activations": 3 * 8 * 3 * LAYER_BYTES,  # the KL term's row passes through it
-        "critic: activations": 2 * 8 * 3 * LAYER_BYTES,
-        "logits": 2 * 4 * 100 * 3 * 5,  # the only block, twice
+        "policy: activations": 3 * 8 * 2 * LAYER_BYTES,  # the KL term's row passes through it
+        "critic: activations": 2 * 8 * 2 * LAYER_BYTES,
+        "critic: layer at work": 2 * 8 * LAYER_BYTES,
     }
     assert sizes(plan, "sampling")["keys and values"] == 2 * 4 * (4 * 8) * 6
 
@@ -42,10 +47,10 @@ def test_three_models_and_no_reference() -> None:
 def test_pretraining_texts_pass_through_the_policy_alone() -> None:
     phase = "computing gradients of texts"
     found = sizes(ppo(texts=(4, 16)), phase)
-    expected = 4 * 16 * 3 * layer_bytes(SHAPE, 16, bf16=True, padded=True)
-    assert found["policy: activations"] == expected
-    assert found["logits"] == 2 * 4 * 100 * 4 * 15
-    assert "critic: activations" not in found
+    layer = 4 * 16 * layer_bytes(SHAPE, 16, bf16=True, padded=True)
+    assert found["policy: activations"] == 2 * layer
+    assert found["logits"] == 2 * 4 * 100 * 4 * 15 > layer
+    assert not {"critic: activations", "policy: layer at work"} & set(found)
     assert found["gradients"] == updating()["gradients"]
     assert phase not in ppo().phases
 
@@ -73,8 +78,7 @@ def test_a_critics_head_alone_keeps_no_activations() -> None:
     assert found["critic: trunk"] == 4 * SHAPE.trunk
     assert (found["critic: weights"], found["critic: Adam"]) == (4 * 8, 8 * 8)
     assert found["gradients"] == 4 * (POLICY + 8)
-    assert "critic: activations" not in found
-    assert found["critic: one layer"] == 2 * 8 * LAYER_BYTES / 2
+    assert not {"critic: activations", "critic: layer at work"} & set(found)  # its trunk has run
     assert found["bf16 copies of the matrices"] == 2 * (2 * LAYER + 800)
     assert "critic: what its head reads" not in found
     kept = updating(roles=Roles(critic="own head"), rollout=5, new=3)
@@ -86,7 +90,7 @@ def test_without_a_critic_or_with_a_head_on_the_policy() -> None:
     assert not any(name.startswith("critic") for name in none)
     assert head["critic: weights"] == 4 * 8
     assert none["gradients"] == 4 * POLICY
-    assert not {"critic: trunk", "critic: activations", "critic: one layer"} & set(head)
+    assert not {"critic: trunk", "critic: activations", "critic: layer at work"} & set(head)
 
 
 def test_an_adapter_beside_frozen_weights() -> None:
@@ -98,8 +102,40 @@ def test_an_adapter_beside_frozen_weights() -> None:
         "policy: Adam": 8 * ADAPTERS,
         "gradients": 4 * ADAPTERS,
         "bf16 copies of the matrices": 2 * ADAPTERS,
-        "policy: activations": 3 * 8 * 3 * LAYER_BYTES,
+        "policy: activations": 3 * 8 * 2 * ADAPTED,
         "logits": 2 * 4 * 100 * 3 * 5,  # the only block, twice
+    }
+
+
+def at_the_peak(policy: Shape, rows: int, critic: Shape, **how: bool) -> dict[str, float]:
+    """What one episode of 8 tokens and some reference rows compute."""
+    plan = ppo_plan(policy, critic, PPOBatch(SampleBatch(1, 3, 5), 1, rows), **how)
+    names = ("activations", "layer at work", "logits")
+    items = plan.phases["computing gradients"]
+    return {item.what: item.size for item in items if item.what.endswith(names)}
+
+
+def test_critic_and_policy_are_never_at_work_at_once() -> None:
+    again = {"bf16": True, "checkpointing": True}
+    # 80 tokens of the policy, of which a layer takes 208 · 80 twice; 8 of the critic
+    light = replace(SHAPE, vocabulary=1)
+    assert at_the_peak(light, 9, SHAPE, **again) == {
+        "policy: activations": 80 * 4 * 8 * 2,
+        "policy: layer at work": 80 * 2 * LAYER_BYTES,
+    }
+    # whole logits stay while the critic computes, of 5 positions; later they are there twice, with
+    # a block and its exponentials
+    whole = replace(SHAPE, vocabulary=100, whole_logits=True)
+    assert at_the_peak(whole, 0, SHAPE, bf16=True) == {
+        "policy: activations": 8 * 2 * LAYER_BYTES,
+        "critic: activations": 8 * 2 * LAYER_BYTES,
+        "critic: layer at work": 8 * LAYER_BYTES,
+        "logits": 4 * 100 * 5,
+    }
+    large = replace(whole, vocabulary=1000)
+    assert at_the_peak(large, 0, SHAPE, **again) == {
+        "policy: activations": 8 * 4 * 8 * 2,
+        "logits": (2 + 2) * 4 * 1000 * 5,
     }
 
 
@@ -118,6 +154,11 @@ def test_one_base_under_all_roles() -> None:
     assert ranks["bf16 copies of the matrices"] == 2 * 3 * ADAPTERS
     packed = updating(roles=Roles(lora_rank=2, share_base=True, four_bits=True))
     assert packed["shared base: weights"] == 0.516 * 2 * LAYER + 2 * (POLICY - 2 * LAYER)
+    assert found["policy: activations"] == 3 * 8 * 2 * ADAPTED
+    assert found["critic: activations"] == 2 * 8 * 2 * ADAPTED
+    assert found["critic: layer at work"] == 2 * 8 * ADAPTED
+    again = updating(roles=Roles(lora_rank=2, share_base=True), checkpointing=True)
+    assert again["policy: activations"] == 3 * 8 * 2 * 8 * 2  # the input of a layer, in bf16
     whole = updating(roles=Roles(lora_rank=2, share_base=True), bf16=False)
     assert whole["shared base: weights"] == 4 * POLICY
 
@@ -169,6 +210,24 @@ def test_the_policy_is_gathered_to_sample_and_copied_in_bf16() -> None:
         assert kept == (whole if strategy == "zero3" else {})
     assert added(ppo(), "reading the rollout")[copied] == both  # in one process
     assert added(ppo(), "computing gradients")[copied] == both
+
+
+def test_adapters_beside_sharded_weights_are_sharded_too() -> None:
+    """Policy with adapters, whole critic and reward model, over four processes."""
+    roles = Roles(lora_rank=2)
+    trained = ADAPTERS + CRITIC
+    for strategy in ("fsdp", "zero3"):
+        plan = ppo(roles=roles, layout=Layout(strategy, 4, processes=4))
+        found = sizes(plan, "computing gradients")
+        assert found["policy: frozen weights"] == 4 * POLICY / 4
+        assert (found["policy: weights"], found["policy: Adam"]) == (ADAPTERS, 2 * ADAPTERS)
+        assert (found["critic: weights"], found["critic: Adam"]) == (CRITIC, 2 * CRITIC)
+        assert found["gradients"] == trained
+        assert added(plan, "sampling")["whole weights"] == 4 * (POLICY + ADAPTERS)
+        assert found["policy: activations"] == 3 * 8 * 2 * ADAPTED
+        assert found["critic: activations"] == 2 * 8 * 2 * LAYER_BYTES  # all of it is trained
+    both = added(ppo(roles=roles, layout=Layout("zero3", 4, processes=4)), "reading the rollout")
+    assert both["whole weights"] == 4 * (POLICY + ADAPTERS + SHAPE.trunk)
 
 
 def test_whole_bf16_weights_need_no_copies() -> None:

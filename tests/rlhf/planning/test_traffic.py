@@ -80,6 +80,19 @@ def test_for_vllm_the_policy_is_gathered_in_bf16_and_both_models_to_read() -> No
     assert sent == pytest.approx((updating + 2 * SHAPE.parameters + 3 * 2 * BOTH) / 2)
 
 
+def test_a_step_sends_gradients_in_the_precision_of_the_load() -> None:
+    rounded = replace(LOAD, reduce_dtype="bf16")
+    for stage, trained in (("reward", CRITIC), ("ppo", BOTH)):
+        assert step_bytes(stage, "DDP", SHAPE, rounded, 1, 2) == 2 * 2 * trained / 2
+        assert step_bytes(stage, "ZeRO-1", SHAPE, rounded, 1, 2) == 4 * 3 * trained / 2
+
+
+def test_time_of_reference_rows_by_hand() -> None:
+    # 4 sequences by policy and critic, 2 rows by the policy
+    seconds = step_seconds("ppo", "DDP", SHAPE, LOAD, 3, 1, Speed(400, 50))
+    assert seconds == pytest.approx(6 * (4 * BOTH + 2 * SHAPE.parameters) * 512 * 3 / 400e12)
+
+
 def test_time_by_hand() -> None:
     seconds = step_seconds("reward", "DDP", SHAPE, LOAD, 2, 2, Speed(400, 50))
     computing = 6 * CRITIC * 512 * 4 * 2 / 400e12
