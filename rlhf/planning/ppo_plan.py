@@ -136,10 +136,7 @@ def ppo_plan(
         *_update(shape, reward, batch, roles, computing, bf16=bf16),
         *_kept(reward, roles, batch.rollout, sampled.new),
     )
-    rows, length = batch.texts
-    texts = replace(batch, sampled=SampleBatch(0, 1, length - 1), episodes=rows, reference_rows=0)
-    alone = replace(roles, critic="none")
-    read = _update(shape, reward, texts, alone, computing, bf16=bf16) if rows else ()
+    read = _pretraining(shape, reward, batch, roles, computing, bf16=bf16)
     held = (
         *_frozen(shape, reward, roles, layout, bf16=bf16),
         *(() if roles.engine_sleeps else engine),
@@ -159,6 +156,16 @@ def ppo_plan(
         },
         whole_weights(layout, _whole_bytes(shape, reward, roles, layout)),
     )
+
+
+def _pretraining(
+    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, computing: Pass, *, bf16: bool
+) -> tuple[Item, ...]:
+    """A forward and a backward pass of the policy over pretraining texts, if there are any."""
+    rows, length = batch.texts
+    texts = replace(batch, sampled=SampleBatch(0, 1, length - 1), episodes=rows, reference_rows=0)
+    alone = replace(roles, critic="none")
+    return _update(shape, reward, texts, alone, computing, bf16=bf16) if rows else ()
 
 
 def _update(

@@ -167,7 +167,8 @@ def test_earlier_runs_with_peoples_labels_differ_by_what_their_page_says(
     result = json.loads((FOLDERS["people"] / "results" / f"{name}.json").read_text())
     config = yaml.safe_load((FOLDERS["people"] / "people.yaml").read_text())
     was = result["config"]
-    assert [start for start, _ in was["turns"]] == ["I went to the beach.", "I walked to the store."]
+    beginnings = [start for start, _ in was["turns"]]
+    assert beginnings == ["I went to the beach.", "I walked to the store."]
     assert was["reference"] == {**config["reference"], "samples": 2}
     assert was["ppo"] == {**config["ppo"], "rewards.missing_eos_penalty": penalty}
     other = ("turns", "reference", "ppo", "steps", "ptx")
