@@ -29,7 +29,7 @@ from examples.quickstart.sentiment import score
 from labeling_app.annotators.invitations import Invitations
 from labeling_app.annotators.users import Users
 from labeling_app.db.board.overlap import set_overlap
-from labeling_app.db.people.sources import give_source, sources_with_people
+from labeling_app.db.people.sources import find_sources, give_source
 from labeling_app.db.queue import Submission, Task, TaskQueue
 from labeling_app.db.store import Store
 
@@ -90,8 +90,9 @@ def fill_people(db: Path) -> None:
         for name, role in ACCOUNTS.items():
             users.add(name, role, PASSWORD)
         Invitations(users).invite("carla", "annotator")
-        [first, *_] = sources_with_people(store.connections)
-        give_source(store.connections, first, ["ann", "bob"])
+        users.set_team("ann", "editors")
+        [first, *_] = find_sources(store.connections)
+        give_source(store.connections, first, ["bob"], ["editors"])
 
 
 def fill(db: Path, model: str) -> None:

@@ -1,8 +1,9 @@
-"""Which commands the script of the quickstart gives, in order; nothing runs."""
+"""Scripts of the examples: the commands of the quickstart, and that every program can start."""
 
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.servers.commands import REPOSITORY
@@ -47,3 +48,15 @@ def test_the_quickstart_is_ranked_by_a_signal_or_by_people(tmp_path: Path) -> No
     assert value(said[2], "--kind") == "human"
     assert {value(words, "--db") for words in said[:3]} == {"first.db"}
     assert "--gold" not in said[-1]
+
+
+def test_every_program_of_the_examples_can_be_imported() -> None:
+    files = sorted((REPOSITORY / "examples").rglob("*.py"))
+    # with a trl that still had PPO, in an environment of its own
+    programs = [file for file in files if file.name != "ppo_trl.py"]
+    modules = [".".join(file.relative_to(REPOSITORY).with_suffix("").parts) for file in programs]
+    code = f"import importlib\nfor name in {modules}: importlib.import_module(name)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
