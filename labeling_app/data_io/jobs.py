@@ -22,6 +22,7 @@ from labeling_app.data_io.formats import Defaults, Entry
 from labeling_app.data_io.importing import OnError, Report, import_file, read_entries
 from labeling_app.data_io.reading import Part
 from labeling_app.db.files.backup import back_up
+from labeling_app.db.files.label_file import LostDatabaseError
 from labeling_app.db.store import Store
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError, RlhfError
@@ -55,7 +56,7 @@ def main() -> None:
 
 def _cause(error: OSError | sqlite3.Error) -> str:
     """What went wrong in a few words, without the server's paths."""
-    known = diagnose(error)
+    known = None if isinstance(error, LostDatabaseError) else diagnose(error)
     if known is not None:
         cause = known.problem.partition(":")[0]  # the library's message follows
         return cause[0].lower() + cause[1:]

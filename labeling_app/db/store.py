@@ -163,13 +163,21 @@ class Store:
             (SELECT 1 FROM responses r WHERE r.prompt_id = p.id) LIMIT 1"""
         return self.connections.db.execute(query).fetchone() is not None
 
-    def prompts_lacking_responses(self, k: int, model_fingerprint: str) -> list[tuple[Prompt, int]]:
-        """Prompts, checks aside, with fewer than `k` responses of that model, and how many."""
+    def prompts_lacking_responses(
+        self, k: int, model_fingerprint: str, *, only_unanswered: bool = False
+    ) -> list[tuple[Prompt, int]]:
+        """Prompts, checks aside, with fewer than `k` responses of that model, and how many.
+
+        With `only_unanswered`, those with other responses are left out.
+        """
+        others = """AND NOT EXISTS (SELECT 1 FROM responses r WHERE r.prompt_id = p.id
+            AND r.model_fingerprint IS NOT :model)"""
         query = f"""
             SELECT p.*, (SELECT COUNT(*) FROM responses r WHERE r.prompt_id = p.id
                          AND r.model_fingerprint = :model AND r.{SHOWN}) AS have
             FROM prompts p WHERE have < :k AND p.{SHOWN} AND NOT EXISTS (SELECT 1 FROM tasks t
                 WHERE t.prompt_id = p.id AND t.purpose IN ('gold', 'training'))
+            {others if only_unanswered else ""}
             ORDER BY p.seq"""
         rows = self.connections.db.query(query, {"model": model_fingerprint, "k": k})
         return [(_prompt(row), row["have"]) for row in rows]

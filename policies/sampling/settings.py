@@ -24,6 +24,8 @@ class GenerateSettings:
     """Model folder or hub name."""
     k: Annotated[int, Parameter(name=("--k", "-k"))] = 4
     """Responses that each prompt should have."""
+    only_unanswered: bool = False
+    """Leave out prompts that have responses of other models, or imported ones."""
     temperature: float = 1.0
     """Sampling temperature."""
     top_p: float = 1.0

@@ -163,9 +163,11 @@ def _pretraining(
 ) -> tuple[Item, ...]:
     """A forward and a backward pass of the policy over pretraining texts, if there are any."""
     rows, length = batch.texts
+    if not rows:
+        return ()
     texts = replace(batch, sampled=SampleBatch(0, 1, length - 1), episodes=rows, reference_rows=0)
-    alone = replace(roles, critic="none")
-    return _update(shape, reward, texts, alone, computing, bf16=bf16) if rows else ()
+    policy_alone = replace(roles, critic="none")
+    return _update(shape, reward, texts, policy_alone, computing, bf16=bf16)
 
 
 def _update(
@@ -178,29 +180,28 @@ def _update(
     """
     length, new = batch.sampled.length, batch.sampled.new
     rows = batch.episodes + batch.reference_rows
-    both = replace(computing, tokens=rows * length, length=length, lora_rank=roles.lora_rank)
+    of_policy = replace(computing, tokens=rows * length, length=length, lora_rank=roles.lora_rank)
     words = f"{rows} × {length} tokens"
-    part = part_of_vocabulary(shape)
-    logits = block_bytes(shape, rows * new, backward=True)
-    layer = at_work_bytes(shape, both, bf16=bf16, padded=True)
+    positions = f"{rows} × {new} positions, {part_of_vocabulary(shape)}"
+    layer_of_policy = at_work_bytes(shape, of_policy, bf16=bf16, padded=True)
     moments: list[tuple[Item, ...]] = [
-        (Item("logits", logits, f"{rows} × {new} positions, {part}"),),
-        (Item("policy: layer at work", layer, words),),
+        (Item("logits", block_bytes(shape, rows * new, backward=True), positions),),
+        (Item("policy: layer at work", layer_of_policy, words),),
     ]
     if roles.critic == "own":
         rank = roles.critic_rank if roles.share_base else 0
-        alone = replace(both, tokens=batch.episodes * length, lora_rank=rank)
+        of_critic = replace(of_policy, tokens=batch.episodes * length, lora_rank=rank)
         words_of_critic = f"{batch.episodes} × {length} tokens"
-        activations = kept_bytes(reward, alone, bf16=bf16, padded=True)
-        layer = at_work_bytes(reward, alone, bf16=bf16, padded=True)
-        logits = float(FP32 * shape.vocabulary * rows * new * shape.whole_logits)
+        activations = kept_bytes(reward, of_critic, bf16=bf16, padded=True)
+        layer_of_critic = at_work_bytes(reward, of_critic, bf16=bf16, padded=True)
+        logits_held = float(FP32 * shape.vocabulary * rows * new * shape.whole_logits)
         critic = [
             Item("critic: activations", activations, words_of_critic),
-            Item("critic: layer at work", layer, words_of_critic),
-            Item("logits", logits, f"{rows} × {new} positions, {part}"),
+            Item("critic: layer at work", layer_of_critic, words_of_critic),
+            Item("logits", logits_held, positions),
         ]
         moments.append(tuple(item for item in critic if item.size))
-    kept = kept_bytes(shape, both, bf16=bf16, padded=True)
+    kept = kept_bytes(shape, of_policy, bf16=bf16, padded=True)
     largest = max(moments, key=lambda items: sum(item.size for item in items))
     return (Item("policy: activations", kept, words), *largest)
 

@@ -86,7 +86,8 @@ class Load:
         lora_rank: of adapters.
         group: devices over which FSDP shards a copy; None: all.
         vllm: devices that share a vLLM, which samples; 0: transformers samples.
-        kl_rows: reference outputs that PPO's policy reads in an update for each sequence.
+        kl_rows: reference outputs that PPO's policy reads in an update for each sequence; of a
+            prompt one is sampled.
         reduce_dtype: as `--parallel.reduce-dtype`, in which gradients are added up.
     """
 

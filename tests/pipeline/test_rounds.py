@@ -1,4 +1,4 @@
-"""Three rounds of `rlhf loop`: what each command leaves for the next round, all in this process."""
+"""Three rounds, of the commands that `rlhf loop` would start."""
 
 import json
 from collections.abc import Callable

@@ -24,6 +24,7 @@ from examples.evidence.experiment import (
     resolved,
     run,
     stage,
+    timed,
 )
 from examples.evidence.human_labels.people import judge_policy, prepare, train_policy
 from rlhf.run.rundir import RunDir
@@ -35,11 +36,14 @@ COLORS = ("#1d4ed8", "#0f766e", "#b45309", "#7e22ce")
 def measure(config: Config, out: Path) -> Config:
     """Try every setting of every method, then train the chosen ones with all seeds."""
     people, labels = resolved(config)["people"], out.with_name("people")
-    for judged_on, reference in REFERENCES.items():
-        accuracies = prepare(people | {"judged_on": judged_on}, labels, reference)
-    config = config | {"people": people, "labels": labels}
-    methods = {name: measure_method(config, out, name) for name in config["methods"]}
+    people.pop("config", None)  # the file that it was read from
     seed, steps = config["seeds"][0], people["ppo"]["steps"]
+    config = config | {"people": people, "labels": labels}
+    with timed(labels, people):  # refuses labels of another configuration
+        for judged_on, reference in REFERENCES.items():
+            accuracies = prepare(people | {"judged_on": judged_on}, labels, reference)
+        train_policy(people, labels, seed, {})  # its report has best-of-n sampling
+    methods = {name: measure_method(config, out, name) for name in config["methods"]}
     report = RunDir(labels / f"evaluate-{seed}-{steps}").read_report()
     return {"accuracy": accuracies, "methods": methods, "best_of_n": report["best_of_n"]}
 
@@ -61,7 +65,8 @@ def train(config: Config, out: Path, which: tuple[str, int], seed: int, judged_o
     name, place = which
     people, labels, method = config["people"], config["labels"], config["methods"][name]
     command, how = method["command"], method["tries"][place]
-    if command == "ppo" and not how and judged_on == "test":
+    is_run_of_people = command == "ppo" and not how and judged_on == "test"
+    if is_run_of_people:
         return kept(train_policy(people, labels, seed, how))
     reference = REFERENCES[judged_on]
     inputs: dict[str, list[str | Path]] = {

@@ -17,8 +17,8 @@ def put_in_team(connections: Connections, name: str, team: str) -> bool:
 
 
 def all_teams(connections: Connections) -> dict[str, list[str]]:
-    """Who is in each team, by name; nobody in one that was given a source and then left by all."""
-    query = """SELECT team, name FROM users WHERE team <> ''
+    """Who may work in each team, by name; nobody in one that was given a source and left by all."""
+    query = """SELECT team, CASE WHEN disabled THEN NULL ELSE name END FROM users WHERE team <> ''
                UNION ALL SELECT team, NULL FROM source_teams ORDER BY 1, 2"""
     teams: dict[str, list[str]] = {}
     for team, name in connections.db.execute(query):

@@ -150,7 +150,9 @@ class PeoplePage:
 
 def whom(given: Receivers, members: dict[str, list[str]]) -> str:
     """Those who get the tasks of a source in words, teams with who is in them."""
-    teams = [f"team {team} ({', '.join(members[team]) or 'nobody'})" for team in given.teams]
+    teams = [
+        f"team {team} ({', '.join(members.get(team, [])) or 'nobody'})" for team in given.teams
+    ]
     return ", ".join([*teams, *given.people]) or "everybody"
 
 

@@ -84,10 +84,10 @@ class RoundView:
         for stage in self.stages:
             if stage.status == "running" and stage.left_seconds is not None:
                 unknown = [one.name for one in self.stages if one.is_unknown]
-                return (
-                    f"About {in_words(stage.left_seconds)} left in {stage.name}. How long "
-                    f"{' and '.join(unknown)} will take is known once a round has done it."
-                )
+                left = f"About {in_words(stage.left_seconds)} left in {stage.name}."
+                if not unknown:
+                    return left
+                return f"{left} Not known before a round has done it: {', '.join(unknown)}."
         return ""
 
 
@@ -154,10 +154,14 @@ def _stage(
 def _is_done(
     entries: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]], folder: Any
 ) -> bool:
-    """Whether a stage is done: by its folder, its exit code, or because others came after it."""
+    """Whether a stage is done: by its folder, its exit code, or because others came after it.
+
+    `generate` may run again while the round waits for rankings, for prompts that have come since.
+    """
     if folder is not None:
         return RunDir(folder).is_done
-    return bool(own) and (own[-1]["exit_code"] == 0 or own[-1] is not entries[-1])
+    is_last = bool(own) and own[-1] is entries[-1]
+    return any(one["exit_code"] == 0 for one in own) or (bool(own) and not is_last)
 
 
 def _seconds(own: Sequence[Mapping[str, Any]]) -> float | None:

@@ -90,7 +90,12 @@ class Settings:
         if not self.name:
             raise ConfigError("rlhf users assign needs a source and names", f"Type: {remedy}")
         if bool(self.people or self.team) == self.everybody:
-            problem = "names and --everybody" if self.everybody else "neither names nor --everybody"
+            named = "--team" if self.team else "names"
+            problem = (
+                f"{named} and --everybody"
+                if self.everybody
+                else "neither names nor --team nor --everybody"
+            )
             raise ConfigError(
                 f"rlhf users assign was given {problem}",
                 f"Type: {remedy.replace('SOURCE', quote(self.name))}, or --team TEAM or "
@@ -153,8 +158,10 @@ def _summary(user: "User") -> str:
     return user.role + team + (" (disabled)" if user.disabled else "")
 
 
-def _assign(users: "Users", settings: Settings) -> dict[str, list[str]]:
-    """Give the tasks of a source to people and teams alone, or to everybody; these by name.
+def _assign(users: "Users", settings: Settings) -> dict[str, Any]:
+    """Give the tasks of a source to people and teams alone, or to everybody.
+
+    Returns the names of the people, and of each team who is in it.
 
     Raises:
         InputError: there is no such source, user or team; says which there are, or how to add one.
@@ -179,7 +186,8 @@ def _assign(users: "Users", settings: Settings) -> dict[str, list[str]]:
             f"Add one: rlhf users add {quote(unknown[0])} --db {db}\n"
             f"  To see who there is: rlhf users list --db {db}",
         )
-    unknown = [one for one in settings.team if one not in all_teams(users.connections)]
+    members = all_teams(users.connections)
+    unknown = [one for one in settings.team if one not in members]
     if unknown:
         raise InputError(
             f"There is no team {unknown[0]!r} in {settings.db}",
@@ -188,11 +196,13 @@ def _assign(users: "Users", settings: Settings) -> dict[str, list[str]]:
         )
     people, teams = list(dict.fromkeys(settings.people)), list(dict.fromkeys(settings.team))
     give_source(users.connections, settings.name, people, teams)
-    return {"people": people, "teams": teams}
+    return {"people": people, "teams": {team: members[team] for team in teams}}
 
 
 def _whom(result: dict[str, Any]) -> str:
-    named = [*(f"team {team}" for team in result.get("teams", [])), *result.get("people", [])]
+    teams = result.get("teams", {}).items()
+    named = [f"team {team} ({', '.join(members) or 'nobody'})" for team, members in teams]
+    named += result.get("people", [])
     return f"{listed(named)} alone" if named else "everybody"
 
 

@@ -6,11 +6,12 @@ from labeling_app.db.store import Store
 from rlhf.commands.loop.children import StageFailedError, run_stage, say
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.loop.stages import stages_of_round
+from rlhf.errors import InterruptedRunError
 from rlhf.run.rundir import RunDir
 
 
 class NewPrompts:
-    """Runs `rlhf generate` of the first model where a prompt has no response.
+    """Runs `rlhf generate` of the first model for prompts that have no response.
 
     In a later round, too: sampling the newest policy would answer all prompts of the database.
 
@@ -23,16 +24,19 @@ class NewPrompts:
     def __init__(self, run: RunDir, settings: LoopSettings, number: int) -> None:
         [generate] = [one for one in stages_of_round(settings, 0) if one.name == "generate"]
         self._run, self._db = run, settings.database
-        self._stage = replace(generate, number=number, folder=settings.round_folder(number))
+        self._stage = replace(
+            generate,
+            number=number,
+            folder=settings.round_folder(number),
+            given={**generate.given, "only_unanswered": True},
+        )
         self._known: int | None = None  # how many prompts there were at the last look
 
-    def answer(self) -> None:
-        """Sample responses if the number of prompts has changed and one has no response.
+    def sample_responses(self) -> None:
+        """Sample responses if the number of prompts has changed and one has none.
 
-        Where that fails, this is said, and the round waits on: people rank what there is.
-
-        Raises:
-            InterruptedRunError: the command was interrupted or killed.
+        However the command ends, the round waits on: people rank what there is. It runs again when
+        the number of prompts has changed, or after a pause that stopped it.
         """
         with Store(self._db, read_only=True) as store:
             num_prompts = store.counts()["prompts"]
@@ -41,7 +45,10 @@ class NewPrompts:
         if not is_needed:
             return
         try:
-            if not run_stage(self._run, self._stage):  # the loop is to pause
+            if not run_stage(self._run, self._stage):
                 self._known = None
-        except StageFailedError as error:
-            say(f"{error.problem}. The round waits on; new prompts have no responses.")
+        except (StageFailedError, InterruptedRunError) as error:
+            say(
+                f"{error.problem}. The round waits on, but new prompts have no responses.\n"
+                f"  Sample them by itself: {self._stage.command}"
+            )

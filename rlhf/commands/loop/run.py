@@ -106,7 +106,9 @@ def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[s
         notify(settings.notify, str(run.path), "waiting", f"Round {export.number}: people rank.")
         began = _round_began(entries, export.number)
         new_prompts = NewPrompts(run, settings, export.number)
-        wait_for_rankings(run, settings, found, export.number, after, began, new_prompts.answer)
+        wait_for_rankings(
+            run, settings, found, export.number, after, began, new_prompts.sample_responses
+        )
     count = count_new(settings.database, after, found)
     return {"new_rankings": count["new"]}
 

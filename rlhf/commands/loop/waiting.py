@@ -113,7 +113,7 @@ def wait_for_rankings(
     number: int,
     after: Exported,
     began: datetime,
-    before_each_look: Callable[[], None],
+    sample_responses: Callable[[], None],
 ) -> None:
     """Return when there are enough new rankings, or one and it is time.
 
@@ -128,7 +128,8 @@ def wait_for_rankings(
         number: of the round.
         after: as in `count_new`.
         began: when the round began.
-        before_each_look: sees to prompts that are new.
+        sample_responses: to prompts that have come without any; called before each pause between
+            two looks.
     """
     db, wanted, start_at = settings.database, settings.new_rankings, settings.start_at
     start = next_start(start_at, began) if start_at else None
@@ -136,7 +137,6 @@ def wait_for_rankings(
     shown: Waiting | None = None
     while True:
         wait_while_paused(run, number)
-        before_each_look()
         count, now = count_new(db, after, export), datetime.now(UTC)
         there = count["new"]
         waiting = _waiting(db, number, count, wanted)
@@ -163,6 +163,7 @@ def wait_for_rankings(
         if ready:
             end_waiting(run.path)
             return
+        sample_responses()
         time.sleep(POLL_SECONDS)
 
 

@@ -21,7 +21,9 @@ def run(settings: Settings) -> dict[str, Any]:
             )
         return generate_responses(
             settings,
-            lambda fingerprint: store.prompts_lacking_responses(settings.k, fingerprint),
+            lambda fingerprint: store.prompts_lacking_responses(
+                settings.k, fingerprint, only_unanswered=settings.only_unanswered
+            ),
             store.add_responses,
         )
 

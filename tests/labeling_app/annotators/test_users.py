@@ -175,7 +175,7 @@ def test_the_tasks_of_a_source_are_given_from_the_command(users, store, capsys):
     assert assign("law", "--everybody") == "Tasks of law go to everybody.\n"
     assert receivers_of(store.connections, ["law"]) == {"law": Receivers()}
     said = json.loads(assign("law", "ann", "--json"))
-    assert said == {"source": "law", "people": ["ann"], "teams": []}
+    assert said == {"source": "law", "people": ["ann"], "teams": {}}
 
 
 def test_teams_are_set_and_given_sources_from_the_command(users, store, capsys):
@@ -192,14 +192,18 @@ def test_teams_are_set_and_given_sources_from_the_command(users, store, capsys):
     assert users.of_session("ann", epoch).team == "red"  # still signed in
     assert run("list") == "ann  annotator, team red\nbob  annotator, team blue sky\n"
     said = run("assign", "law", "--team", "red", "blue sky")
-    assert said == "Tasks of law go to team red and team blue sky alone.\n"
+    assert said == "Tasks of law go to team red (ann) and team blue sky (bob) alone.\n"
     assert run("assign", "law", "bob", "--team", "red") == (
-        "Tasks of law go to team red and bob alone.\n"
+        "Tasks of law go to team red (ann) and bob alone.\n"
     )
     given = receivers_of(store.connections, ["law"])
     assert given == {"law": Receivers(people=("bob",), teams=("red",))}
     assert run("team", "ann", "--no-team") == "ann is in no team.\n"
     assert all_teams(store.connections) == {"blue sky": ["bob"], "red": []}
+    said = run("assign", "law", "--team", "red")
+    assert said == "Tasks of law go to team red (nobody) alone.\n"
+    run("disable", "bob")
+    assert all_teams(store.connections) == {"blue sky": [], "red": []}
     assert run("assign", "law", "--everybody") == "Tasks of law go to everybody.\n"
     assert receivers_of(store.connections, ["law"]) == {"law": Receivers()}
 

@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from labeling_app.db.files.label_file import FileWatch
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
 from labeling_app.web.health import Health, add_health
@@ -57,12 +58,13 @@ def expire_last_check(health: Health) -> None:
     health._next_check = 0.0
 
 
-def test_a_file_that_another_program_locks_is_not_damaged(client, full):
+def test_a_file_that_another_program_locks_is_not_damaged(client, full, monkeypatch):
     path = full.connections.path
-    full.connections.close()
+    full.connections.close()  # nobody else may have it open; SQLite removes its log
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(full.connections, "_watch", FileWatch(path))  # of the new log
         answer = client.get("/healthz")
     assert answer.status_code == 503
     assert "locked" in answer.json()["problem"]

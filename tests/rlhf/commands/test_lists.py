@@ -34,6 +34,7 @@ OPTIONS = {
     ("loop", "--lead-may"): ("--model m --out o {}", "rounds new_rankings"),
     ("plan", "--like"): ("--model m --price-per-hour 2 {}", "runs/a runs/b"),
     ("users", "--people"): ("assign law --db labels.db {}", "ann bob"),
+    ("users", "--team"): ("assign law --db labels.db {}", "red blue"),
     ("status", "--runs"): ("{}", "runs/first runs/second"),
 }
 BY_CONFIG = "--config"  # of every command: words after its file are those without a flag

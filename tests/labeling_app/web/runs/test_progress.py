@@ -123,10 +123,20 @@ def test_the_first_round_says_what_is_known_of_it(file: LoopFile) -> None:
     [first] = read_rounds(file, is_running=True)
     assert first.left_seconds is None
     assert first.left_in_words == (
-        "About 2 min left in ppo. How long evaluate will take is known once a round has done it."
+        "About 2 min left in ppo. Not known before a round has done it: evaluate."
     )
     [first] = read_rounds(file, is_running=False)
     assert first.left_in_words == ""
+
+
+@pytest.mark.parametrize("code", [None, 1])
+def test_a_generate_that_runs_again_for_new_prompts_was_done_before(
+    file: LoopFile, code: int | None
+) -> None:
+    make_round(file.out, 0, ppo="", evaluate="")
+    again = entry(0, "generate", None) | {"exit_code": code}
+    write_commands(file, entry(0, "generate", 900.0), again)
+    assert stages(file, 0)["generate"].status == "done"
 
 
 def test_of_a_long_run_only_the_last_steps_are_read(file: LoopFile) -> None:

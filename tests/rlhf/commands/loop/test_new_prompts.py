@@ -1,5 +1,6 @@
 """Prompts without responses that come while a round waits, with `rlhf generate` as it is."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -39,22 +40,23 @@ def test_they_get_responses_of_the_first_model_also_in_a_later_round(
     run: RunDir, tiny_model: Path
 ) -> None:
     new = new_prompts(run, tiny_model, 3)
-    new.answer()
+    new.sample_responses()
     assert read_commands(run) == []  # nothing is new
     with Store(run.path / "labels.db") as store:
         with importing(store.connections, "in.jsonl") as current:
             store.add_prompts([HIDDEN], import_id=current.id)
             for looking in (new, new_prompts(run, tiny_model, 3)):
-                looking.answer()
+                looking.sample_responses()
             assert read_commands(run) == []  # the import is not finished
         store.add_prompts([NEW])
-        new.answer()
+        new.sample_responses()
         [entry] = read_commands(run)
         assert (entry["round"], entry["stage"], entry["exit_code"]) == (3, "generate", 0)
         for prompt in (NEW, HIDDEN):
-            assert len(store.responses(prompt.id)) == 2
+            assert [one.model for one in store.responses(prompt.id)] == [str(tiny_model)] * 2
+        assert len(store.responses(OLD.id)) == 2  # those it was imported with
         assert store.counts()["open"] == 3
-    new.answer()
+    new.sample_responses()
     assert len(read_commands(run)) == 1
 
 
@@ -64,13 +66,15 @@ def test_where_sampling_fails_the_round_waits_on(
     new = new_prompts(run, tmp_path / "no model", 0)
     with Store(run.path / "labels.db") as store:
         store.add_prompts([NEW])
-    new.answer()
+    new.sample_responses()
     said = capfd.readouterr().err
+    [entry] = read_commands(run)
     assert said.endswith(
         "rlhf generate of round 0 ended with exit code 2. "
-        "The round waits on; new prompts have no responses.\n"
+        "The round waits on, but new prompts have no responses.\n"
+        f"  Sample them by itself: {shlex.join(entry['command'])}\n"
     )
-    new.answer()
+    new.sample_responses()
     assert len(read_commands(run)) == 1  # until there are other prompts
 
 
@@ -79,8 +83,8 @@ def test_what_a_pause_stops_begins_again(run: RunDir, tiny_model: Path) -> None:
     with Store(run.path / "labels.db") as store:
         store.add_prompts([NEW])
     request_pause(run.path, "lea", stops_stage=True)
-    new.answer()
+    new.sample_responses()
     assert [one["exit_code"] == 0 for one in read_commands(run)] == [False]
     end_pause(run.path)
-    new.answer()
+    new.sample_responses()
     assert [one["exit_code"] == 0 for one in read_commands(run)] == [False, True]

@@ -142,11 +142,22 @@ def test_a_round_is_known_by_the_policy_that_was_sampled(db: Path) -> None:
     assert not has_round(db, Path("runs/a/round-1/ppo/policy"))
 
 
-def wait(db: Path, wanted: int | None, number: int = 0, hours: float = 0.0, **more: str) -> None:
+def no_sampling() -> None:
+    raise AssertionError("a round that can begin samples no responses")
+
+
+def wait(
+    db: Path,
+    wanted: int | None,
+    number: int = 0,
+    hours: float = 0.0,
+    sample: Callable[[], None] = lambda: None,
+    **more: str,
+) -> None:
     """Wait for rankings of a round that began so many hours ago."""
     settings = LoopSettings(out=db.parent, model="m", db=db, new_rankings=wanted, **more)
     began = datetime.now(UTC) - timedelta(hours=hours)
-    wait_for_rankings(RunDir(db.parent), settings, PEOPLE, number, NONE, began, lambda: None)
+    wait_for_rankings(RunDir(db.parent), settings, PEOPLE, number, NONE, began, sample)
 
 
 class Clock:
@@ -201,7 +212,7 @@ def test_it_goes_on_when_the_last_ranking_arrives(
 def test_enough_rankings_are_not_waited_for(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(3):
         rank(db, number)
-    wait(db, 2)
+    wait(db, 2, sample=no_sampling)
     assert capsys.readouterr().err == "3 of 2 new rankings, 0 missing; 3 tasks open.\n"
 
 
