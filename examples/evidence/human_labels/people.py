@@ -349,6 +349,7 @@ def plot(result: Config) -> Figure:
     before = template_shares(lengths[0])[MODELS[0]]
     shares = [before, *(template_shares(one)[MODELS[1]] for one in lengths)]
     templates.plot(steps, [100 * share for share in shares], marker="o")
+    templates.set_ylim(bottom=0)
     templates.set_ylabel("answers with the commonest four words, %")
     own = lengths[0]["log_likelihood"][MODELS[0]]
     draw_line(likelihoods, steps, [own, *(one["log_likelihood"][MODELS[1]] for one in lengths)])
