@@ -125,8 +125,10 @@ def count_tokens(state: "TrainState", groups: "list[Group]", per_step: int) -> t
     real = total = 0
     for first in range(0, len(groups), per_step):
         for part in my_passes(state, groups[first : first + per_step]):
-            real += sum(num_tokens(group, shared=state.shared) for group in part)
-            total += lay_out(part, state.pad_id, shared=state.shared).ids.numel()
+            size = lay_out(part, state.pad_id, shared=state.shared).ids.numel()
+            filled = sum(num_tokens(group, shared=False) for group in part)
+            real += size if state.shared else filled  # packed rows have no padding
+            total += size
     return real, total
 
 

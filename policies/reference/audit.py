@@ -28,7 +28,7 @@ from rlhf.modeling.adapters import without_adapters
 from rlhf.modeling.log_probs import (
     SCORE_BATCH,
     Sequences,
-    batches_by_length,
+    batches_by_prompt,
     response_log_probs,
 )
 from rlhf.modeling.models import in_memory
@@ -49,7 +49,7 @@ def score_responses(
     pad_id = int(tokenizer.pad_token_id)
     scored: dict[int, Tensor] = {}
     lengths = [len(ids) for ids in responses]
-    for rows in batches_by_length(lengths, min(batch_size, SCORE_BATCH)):
+    for rows in batches_by_prompt(prompts, lengths, min(batch_size, SCORE_BATCH)):
         mine = [prompts[row] for row in rows], [responses[row] for row in rows]
         sequences = Sequences.of(*mine, pad_id).to(accelerator.device)
         with accelerator.autocast():

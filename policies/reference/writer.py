@@ -21,7 +21,7 @@ from rlhf.modeling.chat_template import END_TOKENS, end_token_ids
 from rlhf.modeling.log_probs import (
     SCORE_BATCH,
     Sequences,
-    batches_by_length,
+    batches_by_prompt,
     reference_log_probs,
 )
 from rlhf.modeling.models import load_causal_lm
@@ -270,11 +270,11 @@ class ShardWriter:
     def _score(
         self, prompts: list[Prompt], encoded: list[list[int]], samples: list[Sample]
     ) -> list[dict[str, Any]]:
-        """Log-probs, entropy and reward of every response, in batches of similar length."""
+        """Log-probs, entropy and reward of every response."""
         pad_id = int(self.tokenizer.pad_token_id)
         columns: dict[int, dict[str, Any]] = {}
         lengths = [len(sample.token_ids) for sample in samples]
-        batches = batches_by_length(lengths, min(self.settings.batch_size, SCORE_BATCH))
+        batches = batches_by_prompt(encoded, lengths, min(self.settings.batch_size, SCORE_BATCH))
         for rows in self.sharding.in_step(self.accelerator, batches):
             answers = [samples[row].token_ids for row in rows]
             sequences = Sequences.of([encoded[row] for row in rows], answers, pad_id)

@@ -15,10 +15,17 @@ from torch.nn.utils.rnn import pad_sequence
 from reward.data.groups import Group, Pair, Pointwise, TieredRanking
 from reward.losses import Judgments, PairTensors, PointwiseTensors, RankingTensors
 from reward.settings import Loss
-from rlhf.modeling.attention.layout import Inputs, last_tokens, pack
+from rlhf.modeling.attention.layout import (
+    Inputs,
+    TokenIds,
+    common_prefix_length,
+    last_tokens,
+    pack,
+)
 from rlhf.modeling.tokens import pad_right, send
 
 Judgment = TypeVar("Judgment", Pair, TieredRanking, Pointwise)
+Beginning = tuple[TokenIds, Sequence[TokenIds]]  # tokens encoded once, and all that follows them
 
 
 def epoch_order(num_groups: int, seed: int, epoch: int) -> list[int]:
@@ -47,22 +54,33 @@ def balance(groups: Sequence[Group], number: int, *, shared: bool) -> list[list[
 
 
 def split_packed(groups: Sequence[Group], tokens: int) -> list[list[Group]]:
-    """Split groups into even packed rows of at most `tokens` tokens; a longer group gets its own.
-
-    A packed row has each prompt once, followed by all its responses.
-    """
+    """Split groups into even packed rows of at most `tokens` tokens; a longer group has its own."""
     if not groups:
         return []
-    total = sum(num_tokens(group, shared=True) for group in groups)
-    for rows in range(-(-total // tokens), len(groups)):
+    for rows in range(-(-_size(_beginnings(groups)) // tokens), len(groups)):
         parts = balance(groups, rows, shared=True)
-        if all(_fits(part, tokens) for part in parts):
+        if all(len(part) == 1 or _size(_beginnings(part)) <= tokens for part in parts):
             return parts
     return [[group] for group in groups]
 
 
-def _fits(part: Sequence[Group], tokens: int) -> bool:
-    return len(part) == 1 or sum(num_tokens(group, shared=True) for group in part) <= tokens
+def _beginnings(groups: Sequence[Group]) -> list[Beginning]:
+    """What a packed row encodes once, with what follows it: each prompt, or one prefix of all.
+
+    Prompts that begin with the same long system turn share more than the responses to one of them.
+    """
+    by_prompt: list[Beginning] = [(group.prompt, group.responses) for group in groups]
+    rows = [group.prompt + response for group in groups for response in group.responses]
+    if len(groups) < 2 or not rows:
+        return by_prompt
+    common = common_prefix_length(rows)
+    of_all: list[Beginning] = [(rows[0][:common], [row[common:] for row in rows])]
+    return min(by_prompt, of_all, key=_size)
+
+
+def _size(beginnings: Sequence[Beginning]) -> int:
+    """Tokens of a packed row."""
+    return sum(len(first) + sum(map(len, rest)) for first, rest in beginnings)
 
 
 def split_padded(groups: Sequence[Group], tokens: int) -> list[list[Group]]:
@@ -101,7 +119,7 @@ def lay_out(groups: Sequence[Group], pad_id: int, *, shared: bool) -> Inputs:
     No groups give a single padding token.
     """
     if shared:
-        return pack([(group.prompt, group.responses) for group in groups], pad_id)
+        return pack(_beginnings(groups), pad_id)
     pairs = [(group.prompt, response) for group in groups for response in group.responses]
     if not pairs:
         one = torch.ones((1, 1), dtype=torch.long)

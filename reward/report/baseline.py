@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from reward.data.batches import lay_out, num_tokens, plan_step
+from reward.data.batches import lay_out, plan_step
 from reward.data.groups import Group
 from reward.step import gather_by_prompt
-from rlhf.modeling.attention.layout import Inputs
+from rlhf.modeling.attention.layout import Inputs, places_of_responses
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.models import load_causal_lm
 from rlhf.run.metrics import progress
@@ -67,14 +67,13 @@ def base_log_probs(
 
 def _before(groups: Sequence[Group], inputs: Inputs) -> Iterator[list[int]]:
     """For every response, the place of the token before each of its tokens."""
-    ends = iter(inputs.reads.tolist())
-    start = 0  # of the prompt in a packed row
-    for group in groups:
-        for response, end in zip(group.responses, ends, strict=False):
-            own = range(end - len(response) + 1, end)
-            first = start + len(group.prompt) - 1 if inputs.layout else end - len(response)
-            yield [first, *own] if response else []
-        start += num_tokens(group, shared=True)
+    responses = [response for group in groups for response in group.responses]
+    if inputs.layout:
+        places: Iterator[Sequence[int]] = places_of_responses(inputs.layout)
+    else:
+        places = (range(end + 1) for end in inputs.reads.tolist())
+    for response, own in zip(responses, places, strict=False):
+        yield list(own[-len(response) - 1 : -1]) if response else []
 
 
 def _logits(

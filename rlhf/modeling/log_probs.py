@@ -127,6 +127,26 @@ def batches_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
+def batches_by_prompt(
+    prompts: Sequence[Sequence[int]], lengths: Sequence[int], size: int
+) -> list[list[int]]:
+    """Places in batches, responses to one prompt side by side, prompts with short responses first.
+
+    Packed rows then hold a prompt once for its responses, and padded rows little padding.
+
+    Args:
+        prompts: token ids of the prompt of each response.
+        lengths: of the responses, in tokens.
+        size: of a batch.
+    """
+    keys = [tuple(prompt) for prompt in prompts]
+    longest: dict[tuple[int, ...], int] = {}
+    for key, length in zip(keys, lengths, strict=True):
+        longest[key] = max(length, longest.get(key, 0))
+    order = sorted(range(len(keys)), key=lambda row: (longest[keys[row]], keys[row], lengths[row]))
+    return [order[first : first + size] for first in range(0, len(order), size)]
+
+
 @dataclass(frozen=True)
 class TokenLogProbs:
     """Log-probs of K tokens at every position of the responses, and entropies without gradient.

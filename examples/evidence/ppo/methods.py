@@ -3,9 +3,11 @@
 Labels, reward model, judge, stories and the settings of PPO are those of `people.py`, and so are
 its folder and what it has measured already. Each method is tried with as many settings on the
 validation beginnings; of those that stay within a distance, the one that the judge prefers most is
-trained with every seed and judged on the test beginnings. Best-of-n sampling chooses among the
-stored outputs by the reward model and has nothing to set but n. As methods go different distances,
-each is also compared with what PPO gains at its distance.
+trained with every seed and judged on the test beginnings. DPO learns from the labels of the reward
+model, without the model; `prompts` limits how many of them, as its trainer reads the worked turns
+anew for every text. Best-of-n sampling chooses among the stored outputs by the reward model and has
+nothing to set but n. As methods go different distances, each is also compared with what PPO gains
+at its distance.
 """
 
 from collections.abc import Sequence
@@ -25,8 +27,10 @@ from examples.evidence.experiment import (
     run,
     stage,
     timed,
+    write_dataset,
 )
 from examples.evidence.human_labels.people import judge_policy, prepare, train_policy
+from rlhf.records.ranked import read_ranked
 from rlhf.run.rundir import RunDir
 
 REFERENCES = {"validation": "reference-validation", "test": "reference"}  # by what is judged on
@@ -69,17 +73,24 @@ def train(config: Config, out: Path, which: tuple[str, int], seed: int, judged_o
     if is_run_of_people:
         return kept(train_policy(people, labels, seed, how))
     reference = REFERENCES[judged_on]
-    inputs: dict[str, list[str | Path]] = {
-        "ppo": ["--reward", labels / "reward", "--reference", labels / reference],
-        "dpo": ["--rankings", labels / "reward-labels"],
-        "sft": ["--best-of", labels / reference],
-    }
+    inputs: list[str | Path]
     if command == "ppo":
+        inputs = ["--reward", labels / "reward", "--reference", labels / reference]
         how = people["ppo"] | how
+    elif command == "dpo":
+        inputs = ["--rankings", write_pairs(labels / "reward-labels", out, method["prompts"])]
+    else:
+        inputs = ["--best-of", labels / reference]
     policy = out / f"{name.replace(' ', '-')}-{place}-{seed}-{judged_on}"
     base = ["--model", people["model"], "--seed", seed]
-    stage(policy, command, *base, *inputs[command], *flags(how))
+    stage(policy, command, *base, *inputs, *flags(how))
     return kept(judge_policy(people, policy, labels, seed, reference))
+
+
+def write_pairs(labels: Path, out: Path, prompts: int) -> Path:
+    """The first prompts that a reward model was trained on, with their pairs."""
+    train = [record for record in read_ranked(labels) if record.prompt.split == "train"]
+    return write_dataset(out / f"pairs-of-{prompts}", train[:prompts])
 
 
 def kept(found: Config) -> Config:

@@ -22,6 +22,7 @@ from policies.reference.audit import estimate_reverse_kl, measure_forward_kl, sc
 from policies.reference.loading import load_reference_model
 from policies.reference.store import ReferenceRow, ReferenceStore
 from rlhf.errors import InputError
+from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import in_memory, load_causal_lm
 from rlhf.records.jsonl import PLAIN_TEXT, read_lines, read_text, text_of
 
@@ -87,6 +88,7 @@ def measure_likelihoods(
     """
     how = (inputs.store.sampling.temperature, inputs.batch_size)
     with in_memory(load_causal_lm(policy).to(accelerator.device)) as model:
+        pack_prefixes(model)
         forward = measure_forward_kl(accelerator, model, tokenizer, inputs.rows, *how)
         ours = score_responses(accelerator, model, tokenizer, *inputs.flat("policy"), *how)
         after = _nats_of_texts(accelerator, model, tokenizer, inputs.texts)

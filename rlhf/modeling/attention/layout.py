@@ -1,6 +1,6 @@
 """Inputs of a model's trunk: padded rows, or prompts with their responses in one packed row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -89,6 +89,17 @@ def pack(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: int) -> 
         torch.tensor([positions or [0]]),
         layout or (Segment(1, ()),),
     )
+
+
+def places_of_responses(layout: Layout) -> Iterator[list[int]]:
+    """For every response, the places of its prompt's tokens and its own in the packed row."""
+    start = 0
+    for one in layout:
+        prompt = range(start, start + one.prompt)
+        start += one.prompt
+        for length in one.responses:
+            yield [*prompt, *range(start, start + length)]
+            start += length
 
 
 def common_prefix_length(rows: Sequence[Sequence[int]]) -> int:

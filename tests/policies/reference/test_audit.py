@@ -16,6 +16,7 @@ from policies.reference.shards import ReferenceRow
 from policies.reference.store import open_store
 from policies.sampling.generate import sample_responses
 from rlhf.modeling.adapters import add_adapters
+from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.sharding import Sharding
@@ -36,6 +37,24 @@ def test_the_error_is_that_of_the_prompts() -> None:
 
 def test_one_prompt_has_no_error() -> None:
     assert estimate([1.0, 2.0], [3, 3], ["a", "a"])["standard_error"] is None
+
+
+def test_a_prompt_is_read_once_for_its_responses(tiny_model: Path) -> None:
+    model, tokenizer = load_causal_lm(str(tiny_model)), load_tokenizer(str(tiny_model))
+    prompts = [[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15]]
+    responses = [[7, 8], [9], [10, 11, 12], [13]]
+    inputs = (tokenizer, [prompts[0], prompts[1]] * 2, responses, 0.7)
+    accelerator = Accelerator(mixed_precision="no")
+    expected = score_responses(accelerator, model, *inputs)
+    assert pack_prefixes(model) is None
+    read: list[int] = []
+    model.get_input_embeddings().register_forward_pre_hook(
+        lambda _, ids: read.append(ids[0].numel())
+    )
+    found = score_responses(accelerator, model, *inputs, 2)
+    assert read == [5 + 2, 6 + 5]  # a batch for each prompt, the one with short responses first
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
 def test_log_ratios_that_k3_holds_are_counted(tiny_model: Path) -> None:

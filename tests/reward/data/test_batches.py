@@ -18,7 +18,8 @@ def group(name, prompt, *responses):
 
 
 def sized(name, prompt, response, k=2):
-    return group(name, [1] * prompt, *([2] * response for _ in range(k)))
+    first = int.from_bytes(name.encode(), "big")  # so that prompts share no beginning
+    return group(name, [first] + [1] * (prompt - 1), *([2] * response for _ in range(k)))
 
 
 def test_padded_rows_repeat_the_prompt_and_are_read_at_each_last_token():
@@ -36,6 +37,17 @@ def test_a_packed_row_has_each_prompt_once_and_no_padding():
     assert row.positions.tolist() == [[0, 1, 2, 2, 3, 4, 0, 1]]
     assert row.reads.tolist() == [2, 5, 6, 7]  # an empty response is read at its prompt's end
     assert row.layout == (Segment(2, (1, 3)), Segment(1, (0, 1)))
+
+
+def test_a_beginning_of_all_prompts_is_packed_once_where_that_is_shorter():
+    groups = [group("a", [1, 2, 3, 4], [5], [6, 7]), group("b", [1, 2, 3, 8], [9], [])]
+    row = lay_out(groups, 0, shared=True)
+    assert row.ids.tolist() == [[1, 2, 3, 4, 5, 4, 6, 7, 8, 9, 8]]  # 12 tokens by prompt
+    assert row.positions.tolist() == [[0, 1, 2, 3, 4, 3, 4, 5, 3, 4, 3]]
+    assert row.reads.tolist() == [4, 7, 9, 10]
+    assert row.layout == (Segment(3, (2, 3, 2, 1)),)
+    assert split_packed(groups, 11) == [groups]
+    assert split_packed(groups, 10) == [groups[:1], groups[1:]]
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from accelerate import Accelerator
@@ -18,11 +20,14 @@ from rlhf.modeling.attention.shared_prefix import share_prompts
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("tokens", [1, 1000])
-def test_log_probs_are_those_of_each_sequence_alone(tiny_model, tokens, shared):
+@pytest.mark.parametrize("system", [False, True])
+def test_log_probs_are_those_of_each_sequence_alone(tiny_model, tokens, shared, system):
     groups = [
         Group("a", (5, 9, 7), ((11, 3), (4, 8, 6, 10), ())),
         Group("b", tuple(range(3, 14)), ((14, 15, 16), (17,))),
     ]
+    if system:  # a beginning of all prompts, packed once
+        groups = [replace(one, prompt=(*range(20, 40), *one.prompt)) for one in groups]
     accelerator = Accelerator(mixed_precision="no")
     found = base_log_probs(str(tiny_model), accelerator, groups, tokens, pad_id=0, shared=shared)
     model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from policies.reference.audit import score_responses
 from rlhf.modeling.log_probs import (
     Sequences,
+    batches_by_prompt,
     reference_log_probs,
     response_log_probs,
     response_logits,
@@ -61,6 +62,12 @@ def test_padding_is_zero_and_entropy_is_that_of_the_whole_distribution(tiny_mode
     p = np.exp(logits[0, 0].double().numpy())
     p /= p.sum()
     np.testing.assert_allclose(found.entropy[0, 0].item(), -(p * np.log(p)).sum(), rtol=1e-5)
+
+
+def test_responses_to_one_prompt_share_a_batch() -> None:
+    prompts = [[1, 2], [3], [1, 2], [3], [4, 5, 6]]
+    lengths = [9, 4, 2, 5, 6]  # the longest to each prompt: 9, 5 and 6
+    assert batches_by_prompt(prompts, lengths, 2) == [[1, 3], [4, 2], [0]]
 
 
 def test_trimming_drops_only_columns_of_padding() -> None:
