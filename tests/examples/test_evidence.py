@@ -160,18 +160,26 @@ def test_the_pages_have_the_numbers_of_the_results(
     assert table in PAGES
 
 
-@pytest.mark.parametrize(("name", "penalty"), [("people_first", 1.0), ("people_ends", 2.0)])
+OTHER_TURNS = ["I went to the beach.", "I walked to the store."]
+STORED = {"kl.coefficient": 0.1, "kl.rows_per_prompt": 0.25}  # no source: it is the default
+EARLIER = {"people_stored": (2.0, 8), "people_first": (1.0, 2), "people_ends": (2.0, 2)}
+
+
+@pytest.mark.parametrize("name", EARLIER)
 def test_earlier_runs_with_peoples_labels_differ_by_what_their_page_says(
-    name: str, penalty: float, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = json.loads((FOLDERS["people"] / "results" / f"{name}.json").read_text())
     config = yaml.safe_load((FOLDERS["people"] / "people.yaml").read_text())
     was = result["config"]
-    beginnings = [start for start, _ in was["turns"]]
-    assert beginnings == ["I went to the beach.", "I walked to the store."]
-    assert was["reference"] == {**config["reference"], "samples": 2}
-    assert was["ppo"] == {**config["ppo"], "rewards.missing_eos_penalty": penalty}
-    other = ("turns", "reference", "ppo", "steps", "ptx")
+    penalty, samples = EARLIER[name]
+    has_other_turns = [start for start, _ in was["turns"]] == OTHER_TURNS
+    assert has_other_turns != (was["turns"] == config["turns"])
+    assert has_other_turns == (name != "people_stored")
+    assert was["reference"] == {**config["reference"], "samples": samples}
+    settings = {key: value for key, value in config["ppo"].items() if not key.startswith("kl.")}
+    assert was["ppo"] == {**settings, **STORED, "rewards.missing_eos_penalty": penalty}
+    other = ("turns", "reference", "ppo", "steps", "ptx", "seeds")
     same = [key for key in config if key not in other]
     assert {key: was[key] for key in same} == {key: config[key] for key in same}
     table = load(monkeypatch, "experiment").markdown(load(monkeypatch, "people").tabulate(result))

@@ -81,6 +81,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     python = root / "bin" / "python"
     [packages] = (root / "lib").glob("python*/site-packages")
     (packages / "base.pth").write_text(f"{site.getsitepackages()[0]}\n", encoding="utf-8")
+    server = Path(sys.executable).with_name("transformers")  # the program of a dependency
+    (root / "bin" / server.name).symlink_to(server)
     install = [*PIP, "--python", python, "install", *OFFLINE, "--no-compile", "--ignore-installed"]
     subprocess.run([str(word) for word in (*install, wheel)], check=True, env=os.environ)
     return Installed(root / "bin", tmp_path_factory.mktemp("outside"))
