@@ -251,7 +251,8 @@ def _train(
     done, findings = _begin(settings, run, state, data)
     best = findings.best
     saver = Saver(state.accelerator, run.checkpoints, settings.checkpoint)
-    with progress("training the reward model", total, done) as bar, saver.listening():
+    counted = progress("training the reward model", total, done, is_stage=True)
+    with counted as bar, saver.listening():
         for step in range(done, total):
             if best and best.is_stale(settings.evaluation.patience):
                 break

@@ -115,7 +115,7 @@ def _answer(
         asked.batch_size,
     )
     prompts, size = asked.repeated, asked.samples
-    with loaded as model, progress("answers", total=len(prompts)) as bar:
+    with loaded as model, progress("sampling answers", total=len(prompts)) as bar:
         seed_all(asked.sampling.seed)
         samples = model.sample(prompts, asked.sampling, bar.advance)
         texts = [

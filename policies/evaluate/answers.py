@@ -93,7 +93,7 @@ def sample_answers(
     longest = max(map(len, prompts)) + sampling.max_new_tokens
     path, size = description["path"], how.batch_size
     loaded = frozen_model(how.engine, path, accelerator, tokenizer, longest, size)
-    with loaded as model, progress("answers", total=len(repeated)) as bar:
+    with loaded as model, progress("sampling answers", total=len(repeated)) as bar:
         seed_all(sampling.seed)
         flat = model.sample(repeated, sampling, bar.advance)
     grouped = [flat[first : first + how.samples] for first in range(0, len(flat), how.samples)]

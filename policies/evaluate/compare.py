@@ -68,7 +68,7 @@ from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import Prompt
 from rlhf.run.metrics import read_metrics
-from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status
+from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status, watching_stage
 
 Scores = dict[str, dict[str, Float[ndarray, "P N"]]]
 Wins = dict[str, Float[ndarray, " P"]]
@@ -122,7 +122,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
     run = open_stage(settings.out, "evaluate", settings, comparison.inputs, resume=settings.resume)
     if run.is_done:
         return headline(run.read_report())
-    with stage_status(run):
+    with stage_status(run), watching_stage(run, None):
         tokenizer = comparison.store.load_tokenizer(comparison.policy["path"])
         context = context_length(load_config(comparison.policy["path"]))
         texts = encode_texts(tokenizer, comparison.texts, context)

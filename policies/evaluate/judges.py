@@ -37,15 +37,18 @@ def score_with_reward(
 ) -> dict[str, Scores]:
     """Scores of every model's answers by the reward that the policy was trained against."""
     scores = {}
-    for name, model in by_model.items():
-        answers = [
-            (row.prompt, text, row.prompt_ids + sample.token_ids)
-            for row, texts, samples in zip(rows, model.texts, model.samples, strict=True)
-            for text, sample in zip(texts, samples, strict=True)
-        ]
-        prompts, texts, ids = zip(*answers, strict=True)
-        flat = reward(prompts, texts, pad_right(ids, pad_id)).tolist()
-        scores[name] = np.array(flat).reshape(len(rows), -1)
+    total = sum(len(texts) for model in by_model.values() for texts in model.texts)
+    with progress("scoring answers", total) as bar:
+        for name, model in by_model.items():
+            answers = [
+                (row.prompt, text, row.prompt_ids + sample.token_ids)
+                for row, texts, samples in zip(rows, model.texts, model.samples, strict=True)
+                for text, sample in zip(texts, samples, strict=True)
+            ]
+            prompts, texts, ids = zip(*answers, strict=True)
+            flat = reward(prompts, texts, pad_right(ids, pad_id)).tolist()
+            scores[name] = np.array(flat).reshape(len(rows), -1)
+            bar.advance(len(answers))
     return scores
 
 
@@ -125,7 +128,7 @@ class AIJudge:
                 answers[key] = answer
                 append_metrics(self.log, {**call, "answer": answer})
 
-        with RequestPool(self.parallel) as pool, progress("judged", len(todo)) as bar:
+        with RequestPool(self.parallel) as pool, progress("asking the judge", len(todo)) as bar:
             asked = [pool.submit(ask, *question) for question in todo.items()]
             for one in as_completed(asked):
                 one.result()

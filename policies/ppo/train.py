@@ -152,7 +152,10 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
     sampled = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
     reference_means = measure_references([row for rows in sampled for row in rows])
     is_single = settings.optim.epochs * settings.optim.minibatches == 1
-    with progress("ppo", total=settings.steps, done=done) as bar, saver.listening():
+    with (
+        progress("training the policy", settings.steps, done, is_stage=True) as bar,
+        saver.listening(),
+    ):
         for step in range(done + 1, settings.steps + 1):
             kl = replace(settings.kl, coefficient=state.kl_coefficient)
             row = take_step(training, replace(settings, kl=kl), step)

@@ -110,7 +110,8 @@ class _Scorer:
             lacking = from_main(lacking)
         total, left = (sum(shards[name]["rows"] for name in some) for some in (shards, lacking))
         spare = sorted(path.name for path in folder.glob("*.parquet"))[:1]
-        with progress("rewards of the reference outputs", total=total, done=total - left) as bar:
+        counted = progress("scoring reference outputs", total, total - left, is_stage=True)
+        with counted as bar:
             for turn, name in enumerate(self.sharding.in_step(self.accelerator, lacking, spare)):
                 table = read_table(folder / name)
                 if turn >= len(

@@ -171,7 +171,8 @@ class ShardWriter:
         sizes = {name: len(shards[name]) * self.settings.sampling.samples for name in mine}
         total, lacking = sum(sizes.values()), sum(sizes[name] for name in missing)
         turns = self.sharding.in_step(self.accelerator, missing, list(shards)[:1])
-        with progress("reference outputs", total=total, done=total - lacking) as bar:
+        counted = progress("writing reference outputs", total, total - lacking, is_stage=True)
+        with counted as bar:
             for turn, name in enumerate(turns):
                 if turn >= len(missing):
                     self._take_part(shards[name][0].prompt)

@@ -184,7 +184,7 @@ def train(
     trainer.remove_callback(PrinterCallback)
     rate = measure_rate(trainer.accelerator, run.speed_file)
     clock = StepClock(trainer, rate)
-    with progress("fine-tuning", steps, done) as bar:
+    with progress("fine-tuning", steps, done, is_stage=True) as bar:
         trainer.add_callback(_Reporter(run, bar, {**KEPT, **(kept or {})}, clock))
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     return describe_use(read_metrics(run.metrics_file), rate, ("seconds",), LONGER_PASSES)

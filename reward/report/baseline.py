@@ -51,7 +51,7 @@ def base_log_probs(
     plans = plan_step(groups, accelerator.num_processes, tokens, shared=shared)
     passes = [part for part in plans[accelerator.process_index] if part]
     found: list[tuple[str, list[float]]] = []
-    with progress("log-probs of the base model", len(passes)) as bar, torch.no_grad():
+    with progress("measuring log-probs of the base model", len(passes)) as bar, torch.no_grad():
         for part in passes:
             inputs = lay_out(part, pad_id, shared=shared).to(accelerator.device)
             responses = [response for group in part for response in group.responses]

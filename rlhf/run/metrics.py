@@ -1,13 +1,14 @@
 """What a run reports while it works: metrics.jsonl and a progress bar on stderr."""
 
 import json
-import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any
+from typing import Any, final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,10 +17,10 @@ from rlhf.errors import InputError
 from rlhf.ranks import is_main_process
 from rlhf.records.documents import REMEDY, require_kinds
 from rlhf.records.jsonl import parse_line, write_jsonl
-from rlhf.run.watchdog import beat
+from rlhf.run.telemetry.work import Work
+from rlhf.run.watchdog import beat, count
 
 Metrics = dict[str, Any]
-BLOCK = 2**16  # bytes
 
 
 def append_metrics(path: Path, row: Metrics) -> None:
@@ -43,31 +44,6 @@ def read_metrics(path: Path) -> list[Metrics]:
     whole, _, _ = _as_text(path.read_bytes(), path).rpartition("\n")
     lines = enumerate(whole.split("\n") if whole else [], start=1)
     return [parse_line(line, f"{path}:{number}") for number, line in lines]
-
-
-def read_last_metrics(path: Path, most: int = 1) -> list[Metrics]:
-    """The last steps so far, at most so many, oldest first; reads the end of the file alone.
-
-    An incomplete last line is ignored, as by `read_metrics`.
-
-    Raises:
-        InputError: what was read is not text.
-        BadLineError: one of these lines is not a JSON object.
-    """
-    if not path.is_file():
-        return []
-    with path.open("rb") as stream:
-        start = stream.seek(0, os.SEEK_END)
-        end = b""
-        while start and end.count(b"\n") <= most:
-            size = min(start, max(BLOCK, len(end)))
-            start = stream.seek(start - size)
-            end = stream.read(size) + end
-    lines = end.split(b"\n")[:-1][-most:]
-    return [
-        parse_line(_as_text(line, path), f"{path}, line {number} from the end")
-        for number, line in zip(range(len(lines), 0, -1), lines, strict=True)
-    ]
 
 
 def _as_text(content: bytes, path: Path) -> str:
@@ -96,15 +72,32 @@ def forget_metrics_after(path: Path, step: int) -> None:
 _has_bar: ContextVar[bool] = ContextVar("_has_bar", default=False)
 
 
+@final
 class Bar:
-    """A progress bar: `advance` counts work done, `show` sets a few words beside the bar."""
+    """A progress bar: `advance` counts work done, `show` sets a few words beside the bar.
 
-    def __init__(self, progress: Progress, task: Any) -> None:
+    The heartbeat has the count, too; the time left is that of the mean unit since the bar began.
+    """
+
+    def __init__(
+        self, progress: Progress, task: Any, work: Work, *, is_counted: bool = True
+    ) -> None:
         self._progress = progress
         self._task = task
+        self._work = work
+        self._first = work.done
+        self._began = time.monotonic()
+        self._is_counted = is_counted
 
     def advance(self, amount: int = 1) -> None:
         """Count `amount` more units as done."""
+        work = self._work
+        done = min(work.done + amount, work.total)
+        each = (time.monotonic() - self._began) / max(1, done - self._first)
+        left = (work.total - done) * each if done > self._first else None
+        self._work = replace(work, done=done, seconds_left=left, at=time.time())
+        if self._is_counted:
+            count(self._work)
         beat()
         self._progress.update(self._task, advance=amount)
 
@@ -114,11 +107,23 @@ class Bar:
 
 
 @contextmanager
-def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
-    """A progress bar on stderr of the main process and thread.
+def progress(title: str, total: int, done: int = 0, *, is_stage: bool = False) -> Iterator[Bar]:
+    """A progress bar on stderr of the main process and thread, whose count the heartbeat has, too.
 
-    It is silent in other processes and threads, and inside another bar.
+    It is silent in other processes, and not counted inside another bar or in another thread.
+
+    Args:
+        title: what is done, in words that end in -ing.
+        total: how many there are.
+        done: how many of them are done already.
+        is_stage: whether the command does little else.
     """
+    is_inner = current_thread() is not main_thread() or _has_bar.get()
+    work = Work(
+        title=title, done=done, total=total, seconds_left=None, at=time.time(), is_stage=is_stage
+    )
+    if not is_inner:
+        count(work)
     beat(title)
     columns = (
         TextColumn("{task.description}"),
@@ -127,11 +132,13 @@ def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[words]}"),
     )
-    is_other = not is_main_process() or current_thread() is not main_thread()
-    silent = is_other or _has_bar.get()
+    silent = is_inner or not is_main_process()
     outside = _has_bar.set(True)
     try:
         with Progress(*columns, console=Console(stderr=True), disable=silent) as bars:
-            yield Bar(bars, bars.add_task(title, total=total, completed=done, words=""))
+            task = bars.add_task(title, total=total, completed=done, words="")
+            yield Bar(bars, task, work, is_counted=not is_inner)
     finally:
         _has_bar.reset(outside)
+        if not is_inner:
+            count(None)

@@ -5,7 +5,7 @@ OUT/stage.json      stage, status, inputs and their hashes, versions, git commit
 OUT/packages.txt    every installed package with its version
 OUT/code.diff       the difference of the code from its commit, if there is one
 OUT/metrics.jsonl   one object per step; speed.json: how fast the device multiplies matrices
-OUT/heartbeat/      rank-00000.json: phase and step of each rank; rank-00000.stack after a stall
+OUT/heartbeat/      rank-00000.json: phase, step and count of a rank; rank-00000.stack after a stall
 OUT/profile/        with --profile: a trace of every rank, and phases.json
 OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
 OUT/model, policy   the trained reward model or fine-tuned language model; the trained policy

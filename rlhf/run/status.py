@@ -16,7 +16,8 @@ from rlhf.records.schema import is_finite_number
 from rlhf.run.intervals import in_words
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import ALWAYS_RESUMES, STAGE_COMMANDS, RunDir
-from rlhf.run.watchdog import process_has_ended, read_heartbeats
+from rlhf.run.telemetry.work import duration
+from rlhf.run.watchdog import process_has_ended, read_heartbeats, running_heartbeat
 
 StageStatus = dict[str, Any]
 Run = dict[str, StageStatus]
@@ -116,7 +117,7 @@ def read_stage(run: RunDir, kinds: Mapping[str, type[Any]]) -> StageStatus:
         "path": str(run.path),
         **{name: content.get(name) for name in FACTS if name != "steps"},
         "status": content["status"],
-        **_progress_of_loop(run, content),
+        **_doing(run, content),
         **_killed(run, content),
         "steps": len(steps),
         "settings": _settings(run, content["stage"], kinds.get(content["stage"])),
@@ -152,13 +153,17 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) or is_finite_number(value)
 
 
-def _progress_of_loop(run: RunDir, content: dict[str, Any]) -> StageStatus:
-    """What a running loop does now, and that it waits for people."""
-    heartbeats = read_heartbeats(run.heartbeat)
-    if (content["stage"], content["status"]) != ("loop", "running") or not heartbeats:
+def _doing(run: RunDir, content: dict[str, Any]) -> StageStatus:
+    """What a running stage does now, with the time left; and that a loop waits for people."""
+    heartbeat = running_heartbeat(run.heartbeat) if content["status"] == "running" else None
+    if heartbeat is None:
         return {}
-    phase = heartbeats[0].phase
-    return {"phase": phase, "status": "waiting" if phase.startswith("waiting") else "running"}
+    left = heartbeat.work and heartbeat.work.left()
+    waits = content["stage"] == "loop" and heartbeat.phase.startswith("waiting")
+    return {
+        "phase": heartbeat.doing + (f", about {duration(left)} left" if left else ""),
+        "status": "waiting" if waits else "running",
+    }
 
 
 def _killed(run: RunDir, content: dict[str, Any]) -> StageStatus:

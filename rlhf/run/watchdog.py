@@ -27,8 +27,10 @@ from rlhf.errors import InterruptedRunError
 from rlhf.ranks import rank, world_size
 from rlhf.records.documents import Kinds, read_document
 from rlhf.records.jsonl import write_json
+from rlhf.run.telemetry.work import Work
 
 GRACE_SECONDS = 2.0
+SECONDS_BETWEEN_COUNTS = 3.0  # a file system that many ranks share is not kept busy
 LATE_SHARE = 0.7  # of the timeout: heartbeats of other ranks are up to a fifth of it old
 COLLECTIVES = (
     "torch/distributed/",
@@ -41,7 +43,7 @@ BACKWARD = ("torch/autograd/graph.py",)  # calls C++, in which DDP waits for oth
 
 @dataclass
 class Heartbeat:
-    """The last report of a rank: its number of beats, phase and step, and whether it waits.
+    """The last report of a rank: its number of beats, phase, step and work, and whether it waits.
 
     A rank in a backward pass computes, or waits for the backward passes of others. On CUDA
     neither can be read from its stack.
@@ -56,9 +58,18 @@ class Heartbeat:
     waits: bool | None = None
     in_backward: bool = False
     on_cuda: bool = False
+    work: Work | None = None
+
+    @property
+    def doing(self) -> str:
+        """In words what this rank does: its work with the count, if it counts, and the phase."""
+        if self.work is None:
+            return self.phase
+        words = f"{self.work.title}, {self.work.done:,} of {self.work.total:,}"
+        return words if self.phase == self.work.title else f"{words}, {self.phase}"
 
 
-HEARTBEAT_KINDS: Kinds = get_type_hints(Heartbeat)
+HEARTBEAT_KINDS: Kinds = {**get_type_hints(Heartbeat), "work": dict | None}
 
 
 class _Watch:
@@ -68,7 +79,7 @@ class _Watch:
         self.heartbeat = Heartbeat(rank(), socket.gethostname(), os.getpid())
         self.folder: Path | None = None
         self.in_step = True
-        self.beaten_at = time.monotonic()
+        self.beaten_at = self.counted_at = time.monotonic()
         self.listeners: list[Callable[[str, int], None]] = []
 
 
@@ -92,6 +103,21 @@ def beat(phase: str | None = None, step: int | None = None) -> None:
         listener(heartbeat.phase, heartbeat.step)
     if _watch.folder is not None:
         _write(_watch.folder, heartbeat)
+
+
+def count(work: Work | None) -> None:
+    """Report what this rank counts; None: nothing any more.
+
+    It is cheap: it is written at its end, with each new phase, and else at most once in
+    `SECONDS_BETWEEN_COUNTS`.
+    """
+    _watch.heartbeat.work = work
+    if _watch.folder is None:
+        return
+    now = time.monotonic()
+    if work is None or now - _watch.counted_at >= SECONDS_BETWEEN_COUNTS:
+        _watch.counted_at = now
+        _write(_watch.folder, _watch.heartbeat)
 
 
 @contextmanager
@@ -121,6 +147,7 @@ def watching(
     _watch.in_step = in_step
     folder.mkdir(parents=True, exist_ok=True)
     _watch.folder = folder
+    _watch.counted_at = time.monotonic()
     _watch.heartbeat = Heartbeat(rank(), socket.gethostname(), os.getpid())
     beat("starting", 0)
     _write(folder, _watch.heartbeat)  # replaces an earlier attempt's
@@ -245,9 +272,19 @@ def read_heartbeats(folder: Path) -> list[Heartbeat]:
 def _read_heartbeat(file: Path) -> Heartbeat:
     content = read_document(file, HEARTBEAT_KINDS)
     required = {name: content[name] for name in ("rank", "host", "pid")}
-    return Heartbeat(
-        **required | {name: content[name] for name in HEARTBEAT_KINDS if name in content}
-    )
+    values = {name: content[name] for name in HEARTBEAT_KINDS if name in content}
+    if values.get("work") is not None:
+        values["work"] = Work.of(values["work"], f"{file} (work)")
+    return Heartbeat(**required | values)
+
+
+def running_heartbeat(folder: Path) -> Heartbeat | None:
+    """The last report of the first rank whose process has not ended; None if all have.
+
+    Raises:
+        InputError: a file is broken.
+    """
+    return next((one for one in read_heartbeats(folder) if not process_has_ended(one)), None)
 
 
 def process_has_ended(heartbeat: Heartbeat) -> bool:

@@ -101,7 +101,9 @@ REPORT = {
     "rows": 3,
     "prompts": 1,
 }
+WORK = {"title": "t", "done": 1, "total": 2, "seconds_left": 9.5, "at": 1.0, "is_stage": True}
 HEART = {"rank": 0, "host": "h", "pid": 1, "beats": 3, "phase": "p", "step": 1, "waits": None}
+HEART |= {"work": WORK}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 from labeling_app.web.runs import picture
 from labeling_app.web.runs.loop_process import LoopProcess
-from labeling_app.web.runs.progress import clock, in_words, read_rounds
+from labeling_app.web.runs.progress import clock, read_rounds
 from rlhf.errors import InputError
 from rlhf.run.intervals import in_words as rate_in_words
 from rlhf.run.loops.pausing import Pause, read_pause
@@ -17,6 +17,7 @@ from rlhf.run.loops.promotion import (
     round_before,
 )
 from rlhf.run.loops.train_now import Waiting, read_waiting
+from rlhf.run.telemetry.work import duration
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 
 # By the status in stage.json of a loop whose process is gone.
@@ -57,7 +58,7 @@ def _rate(rate: dict[str, Any] | None) -> str:
     return "–" if rate is None else rate_in_words(rate)
 
 
-FILTERS = {"duration": in_words, "clock": clock, "rate": _rate}
+FILTERS = {"duration": duration, "clock": clock, "rate": _rate}
 
 
 def content(process: LoopProcess) -> dict[str, Any]:

@@ -1,26 +1,22 @@
 """How far the rounds of a loop are, read from its folder.
 
-The time that is left is an estimate only where there is a measure: steps of known length, or the
-same stage of an earlier round. Else there is none.
+The time that is left is an estimate only where there is a measure: what the running stage counts
+itself, or the same stage of an earlier round. Else there is none.
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from statistics import fmean
 from typing import Any
 
 from labeling_app.web.runs.loop_file import LoopFile
-from rlhf.config import read_settings_file
 from rlhf.records.documents import read_document
-from rlhf.run.metrics import read_last_metrics
 from rlhf.run.rundir import RunDir
-from rlhf.run.watchdog import read_heartbeats
+from rlhf.run.telemetry.work import duration
+from rlhf.run.watchdog import running_heartbeat
 
 FOLDERS = {"train-reward": "reward", "reference": "reference", "ppo": "ppo", "evaluate": "evaluate"}
-RECENT_STEPS = 20
-STEP_SECONDS = ("seconds", "seconds/sample", "seconds/score", "seconds/update")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +28,7 @@ class StageView:
         status: done, running, stopped or not started.
         seconds: how long it took, or has run.
         doing: what the running one does now.
-        share: of its steps that are done, if it counts them.
+        share: of what it counts that is done.
         left_seconds: estimate of the time that is left.
     """
 
@@ -79,12 +75,12 @@ class RoundView:
         In the first round no stage has run before: only what the running one counts is known.
         """
         if self.left_seconds is not None:
-            left = in_words(self.left_seconds)
+            left = duration(self.left_seconds)
             return f"About {left} left, if every stage takes as long as in the round before."
         for stage in self.stages:
             if stage.status == "running" and stage.left_seconds is not None:
                 unknown = [one.name for one in self.stages if one.is_unknown]
-                left = f"About {in_words(stage.left_seconds)} left in {stage.name}."
+                left = f"About {duration(stage.left_seconds)} left in {stage.name}."
                 if not unknown:
                     return left
                 return f"{left} Not known before a round has done it: {', '.join(unknown)}."
@@ -148,7 +144,7 @@ def _stage(
     seconds = time.time() - datetime.fromisoformat(own[-1]["started_at"]).timestamp()
     left = None if usual is None or seconds > usual else usual - seconds
     running = StageView(name=name, status="running", seconds=max(0.0, seconds), left_seconds=left)
-    return _in_steps(running, RunDir(folder)) if name in FOLDERS else running
+    return _counted(running, RunDir(folder)) if name in FOLDERS else running
 
 
 def _is_done(
@@ -170,33 +166,28 @@ def _seconds(own: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(known) if known and len(known) == len(own) else None
 
 
-def _in_steps(stage: StageView, run: RunDir) -> StageView:
-    """A running stage with its phase, its steps, and the time that they leave."""
-    doing = next((one.phase for one in read_heartbeats(run.heartbeat)), "")
-    rows = read_last_metrics(run.metrics_file, RECENT_STEPS)
-    settings = read_settings_file(run.config_file) if run.config_file.is_file() else {}
-    steps = settings.get("steps")
-    if not rows or not isinstance(steps, int) or not 0 < rows[-1].get("step", 0) <= steps:
-        return _replace(stage, doing=doing)
-    done = rows[-1]["step"]
-    each = [sum(row.get(name, 0.0) for name in STEP_SECONDS) for row in rows]
-    left = (steps - done) * fmean(each)
-    doing = f"step {done} of {steps}" + (f", {doing}" if doing else "")
-    return _replace(stage, doing=doing, share=done / steps, left_seconds=left)
+def _counted(stage: StageView, run: RunDir) -> StageView:
+    """A running stage with what it does and counts, and the time that this leaves.
 
-
-def _replace(stage: StageView, **changes: Any) -> StageView:
-    return StageView(**{**vars(stage), **changes})
-
-
-def in_words(seconds: float | None) -> str:
-    """A duration: 40 s, 12 min, 3 h 20 min."""
-    if seconds is None:
-        return ""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
+    Where it counts a part of its work, nothing but an earlier round tells what follows.
+    """
+    heartbeat = running_heartbeat(run.heartbeat)
+    if heartbeat is None:
+        return stage
+    stage = replace(stage, doing=heartbeat.doing)
+    if (work := heartbeat.work) is None:
+        return stage
+    stage, left = replace(stage, share=work.share), work.left()
+    if left is None:
+        return stage
+    if work.is_stage:
+        return replace(stage, left_seconds=left)
+    usual = stage.left_seconds
+    return replace(
+        stage,
+        doing=f"{stage.doing}, about {duration(left)} left of that",
+        left_seconds=None if usual is None else max(left, usual),
+    )
 
 
 def clock(text: str) -> str:

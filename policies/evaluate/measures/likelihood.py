@@ -25,6 +25,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import in_memory, load_causal_lm
 from rlhf.records.jsonl import PLAIN_TEXT, read_lines, read_text, text_of
+from rlhf.run.metrics import progress
 
 NEUTRAL_TEXT = Path(__file__).with_name("neutral.txt")
 LONGEST_TEXT = 512  # tokens; the rest of a text is not read
@@ -87,18 +88,26 @@ def measure_likelihoods(
         InputError: the original model is not where the store says, or has changed.
     """
     how = (inputs.store.sampling.temperature, inputs.batch_size)
-    with in_memory(load_causal_lm(policy).to(accelerator.device)) as model:
-        pack_prefixes(model)
-        forward = measure_forward_kl(accelerator, model, tokenizer, inputs.rows, *how)
-        ours = score_responses(accelerator, model, tokenizer, *inputs.flat("policy"), *how)
-        after = _nats_of_texts(accelerator, model, tokenizer, inputs.texts)
-    with in_memory(load_reference_model(inputs.store, accelerator)) as original:
-        scored = {
-            name: score_responses(accelerator, original, tokenizer, *inputs.flat(name), *how)
-            for name in inputs.answers
-        }
-        before = _nats_of_texts(accelerator, original, tokenizer, inputs.texts)
-    reverse = estimate_reverse_kl(inputs.flat("policy")[0], ours, scored["policy"])
+    answers = {name: inputs.flat(name) for name in inputs.answers}
+    sizes = {name: len(ids) for name, (_, ids) in answers.items()}
+    total = len(inputs.rows) + sizes["policy"] + sum(sizes.values()) + 2 * len(inputs.texts)
+    with progress("measuring log-probs", total) as bar:
+        with in_memory(load_causal_lm(policy).to(accelerator.device)) as model:
+            pack_prefixes(model)
+            forward = measure_forward_kl(accelerator, model, tokenizer, inputs.rows, *how)
+            bar.advance(len(inputs.rows))
+            ours = score_responses(accelerator, model, tokenizer, *answers["policy"], *how)
+            bar.advance(sizes["policy"])
+            after = _nats_of_texts(accelerator, model, tokenizer, inputs.texts)
+            bar.advance(len(inputs.texts))
+        scored = {}
+        with in_memory(load_reference_model(inputs.store, accelerator)) as original:
+            for name, of in answers.items():
+                scored[name] = score_responses(accelerator, original, tokenizer, *of, *how)
+                bar.advance(sizes[name])
+            before = _nats_of_texts(accelerator, original, tokenizer, inputs.texts)
+            bar.advance(len(inputs.texts))
+    reverse = estimate_reverse_kl(answers["policy"][0], ours, scored["policy"])
     kls = {"forward": forward, "reverse": reverse}
     tokens = np.array([len(ids) - 1.0 for ids in inputs.texts])
     return {

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from rlhf import cli
 from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import append_metrics
-from rlhf.run.rundir import open_stage, stage_status, watching_stage
+from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.run.status import sparklines
-from rlhf.run.watchdog import Heartbeat, beat
+from rlhf.run.telemetry.work import Work
+from rlhf.run.watchdog import Heartbeat, beat, count
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,20 @@ def test_a_killed_process_is_not_called_running(runs: Path, capsys) -> None:
     assert finished == pytest.approx(written, rel=0, abs=0.01)
     (ppo / "heartbeat" / "job-1").mkdir()  # jobs of an array have heartbeats of their own
     assert overview(capsys, str(ppo))[1][1] == "running"
+
+
+def test_a_running_stage_says_how_far_it_is(runs: Path, capsys) -> None:
+    ppo = runs / "a" / "ppo"
+    set_stage(ppo, status="running", finished_at=None)
+    with watching_stage(RunDir(ppo), None):
+        counted = {"title": "training the policy", "done": 3, "total": 4, "is_stage": True}
+        count(Work(**counted, seconds_left=600.0, at=time.time()))
+        beat("sampling", 4)
+        shown = overview(capsys, str(ppo))[1]
+    assert (shown[1], shown[3]) == (
+        "running",
+        "training the policy, 3 of 4, sampling, about 10 min left",
+    )
 
 
 def test_a_process_on_another_machine_counts_as_running(runs: Path, capsys) -> None:

@@ -4,16 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.errors import InputError
 from rlhf.records.jsonl import BadLineError, write_jsonl
-from rlhf.run.metrics import (
-    BLOCK,
-    append_metrics,
-    forget_metrics_after,
-    progress,
-    read_last_metrics,
-    read_metrics,
-)
+from rlhf.run.metrics import append_metrics, forget_metrics_after, progress, read_metrics
 
 ROWS = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}, {"step": 3, "loss": 0.125}]
 
@@ -59,41 +51,6 @@ def test_a_line_cut_short_by_a_kill_does_not_stop_a_resumed_run(file: Path) -> N
     forget_metrics_after(file, 3)
     append_metrics(file, {"step": 4, "loss": 0.0})
     assert read_metrics(file) == [*ROWS, {"step": 4, "loss": 0.0}]
-
-
-@pytest.mark.parametrize("end", ["", '{"step": 4, "lo', '{"text": "\u00e4'])
-@pytest.mark.parametrize("most", [1, 2, 3, 4])
-def test_the_last_rows_are_those_that_reading_all_gives(file: Path, end: str, most: int) -> None:
-    with file.open("ab") as stream:
-        stream.write(end.encode()[:-1] if end.endswith("\u00e4") else end.encode())
-    assert read_last_metrics(file, most) == ROWS[-most:]
-
-
-def test_the_last_rows_of_no_file_and_of_one_without_a_whole_line(tmp_path: Path) -> None:
-    assert read_last_metrics(tmp_path / "none.jsonl") == []
-    for text in ("", '{"step": 1'):
-        (tmp_path / "metrics.jsonl").write_text(text)
-        assert read_last_metrics(tmp_path / "metrics.jsonl", 3) == []
-
-
-@pytest.mark.parametrize("size", [BLOCK - 40, BLOCK - 15, BLOCK, 3 * BLOCK + 1])
-def test_last_rows_may_be_longer_than_what_is_read_at_once(file: Path, size: int) -> None:
-    rows = [{"step": step, "text": "\u00e4" * size} for step in (4, 5, 6)]
-    for row in rows:
-        append_metrics(file, row)
-    assert read_last_metrics(file, 2) == rows[-2:]
-    assert read_last_metrics(file, 5) == [*ROWS[1:], *rows]
-
-
-def test_a_broken_line_near_the_end_is_named(file: Path) -> None:
-    text = file.read_text(encoding="utf-8").replace('{"step": 2', "step 2")
-    file.write_text(text, encoding="utf-8")
-    assert read_last_metrics(file) == ROWS[-1:]
-    with pytest.raises(BadLineError, match=r"metrics\.jsonl, line 2 from the end: not valid JSON"):
-        read_last_metrics(file, 2)
-    file.write_bytes(b"\xe9\n")
-    with pytest.raises(InputError, match=r"metrics\.jsonl is not UTF-8 text"):
-        read_last_metrics(file)
 
 
 def test_a_broken_line_in_the_middle_is_named(file: Path) -> None:

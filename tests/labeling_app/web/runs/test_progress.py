@@ -1,5 +1,8 @@
 """What the Runs page says of rounds and stages, on folders made by hand."""
 
+import os
+import socket
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -8,9 +11,8 @@ import pytest
 
 from labeling_app.web.runs import picture
 from labeling_app.web.runs.loop_file import LoopFile
-from labeling_app.web.runs.progress import StageView, in_words, read_rounds
+from labeling_app.web.runs.progress import StageView, read_rounds
 from rlhf.records.jsonl import write_json
-from rlhf.run.metrics import append_metrics
 from tests.rlhf.run.loops.folders import make_loop, make_round
 
 FIRST = ("generate", "export", "ppo", "evaluate")
@@ -98,19 +100,50 @@ def test_a_stage_that_takes_longer_than_before_has_no_estimate(file: LoopFile) -
     assert read_rounds(file, is_running=True)[1].left_seconds is None
 
 
-def test_steps_of_ppo_say_how_much_is_left(file: LoopFile) -> None:
+def write_beat(folder: Path, phase: str, work: dict[str, Any] | None, pid: int = 0) -> None:
+    """The heartbeat of a stage that this process runs, else another one."""
+    of = {"rank": 0, "host": socket.gethostname(), "pid": pid or os.getpid()}
+    write_json(folder / "heartbeat" / "rank-00000.json", {**of, "phase": phase, "work": work})
+
+
+def counted(title: str, done: int, total: int, left: float | None, **more: Any) -> dict[str, Any]:
+    both = {"title": title, "done": done, "total": total, "seconds_left": left}
+    return {**both, "at": time.time() - 10, "is_stage": True, **more}
+
+
+def test_what_a_stage_counts_says_how_much_is_left(file: LoopFile) -> None:
     folder = make_round(file.out, 0, ppo="running", evaluate="") / "ppo"
-    (folder / "config.yaml").write_text("steps: 20\n", encoding="utf-8")
-    beat = {"rank": 0, "host": "h", "pid": 1, "phase": "sampling", "step": 6}
-    write_json(folder / "heartbeat" / "rank-00000.json", beat)
-    for step in range(1, 6):
-        parts = {"seconds/sample": 4.0, "seconds/score": 1.0, "seconds/update": 1.0 * step}
-        append_metrics(folder / "metrics.jsonl", {"step": step, **parts})
+    write_beat(folder, "sampling", counted("training the policy", 5, 20, 130.0))
     write_commands(file, entry(0, "generate"), entry(0, "export"), entry(0, "ppo", None))
     found = stages(file, 0)["ppo"]
-    assert found.doing == "step 5 of 20, sampling"
+    assert found.doing == "training the policy, 5 of 20, sampling"
     assert found.share == 0.25
-    assert found.left_seconds == 15 * 8.0  # 4 + 1 + the mean of 1 to 5
+    assert found.left_seconds == pytest.approx(120, abs=5)  # 10 of the 130 seconds have passed
+    write_beat(folder, "sampling", counted("training the policy", 5, 20, 7.0))
+    assert stages(file, 0)["ppo"].left_seconds is None  # the estimate is used up
+    write_beat(folder, "saving", None)
+    assert stages(file, 0)["ppo"].doing == "saving"
+    write_beat(folder, "sampling", counted("training the policy", 5, 20, 130.0), pid=2**22)
+    assert stages(file, 0)["ppo"].doing == ""  # of an attempt that was killed
+
+
+def test_a_part_of_a_stage_says_what_is_left_of_that_part(file: LoopFile) -> None:
+    folder = make_round(file.out, 0, evaluate="running") / "evaluate"
+    part = counted("sampling answers", 1024, 2048, 50.0, is_stage=False)
+    write_beat(folder, "sampling answers", part)
+    before = [entry(0, name, 30.0) for name in FIRST[:-1]]
+    write_commands(file, *before, entry(0, "evaluate", None))
+    found = stages(file, 0)["evaluate"]
+    assert found.doing == "sampling answers, 1,024 of 2,048, about 40 s left of that"
+    assert (found.share, found.left_seconds) == (0.5, None)  # nothing tells what follows
+
+    folder = make_round(file.out, 1, evaluate="running") / "evaluate"
+    write_beat(folder, "sampling answers", part)
+    later = [*before, *(entry(1, name, 30.0) for name in LATER[:-1]), entry(1, "evaluate", None)]
+    for took, left in ((100.0, 70), (60.0, 40)):  # at least that of the part
+        write_commands(file, entry(0, "evaluate", took), *later)
+        found = stages(file, 1)["evaluate"]
+        assert found.left_seconds == pytest.approx(left, abs=5)
 
 
 def test_the_first_round_says_what_is_known_of_it(file: LoopFile) -> None:
@@ -118,8 +151,7 @@ def test_the_first_round_says_what_is_known_of_it(file: LoopFile) -> None:
     write_commands(file, entry(0, "generate"), entry(0, "export"), entry(0, "ppo", None))
     [first] = read_rounds(file, is_running=True)
     assert first.left_in_words == ""  # no step yet
-    (folder / "config.yaml").write_text("steps: 20\n", encoding="utf-8")
-    append_metrics(folder / "metrics.jsonl", {"step": 5, "seconds": 8.0})
+    write_beat(folder, "sampling", counted("training the policy", 5, 20, 130.0))
     [first] = read_rounds(file, is_running=True)
     assert first.left_seconds is None
     assert first.left_in_words == (
@@ -139,30 +171,11 @@ def test_a_generate_that_runs_again_for_new_prompts_was_done_before(
     assert stages(file, 0)["generate"].status == "done"
 
 
-def test_of_a_long_run_only_the_last_steps_are_read(file: LoopFile) -> None:
-    folder = make_round(file.out, 0, ppo="running", evaluate="") / "ppo"
-    (folder / "config.yaml").write_text("steps: 200000\n", encoding="utf-8")
-    rows = "".join(f'{{"step": {step}, "seconds": 2.0}}\n' for step in range(2, 100_001))
-    (folder / "metrics.jsonl").write_text(f"not a row\n{rows}", encoding="utf-8")
-    write_commands(file, entry(0, "generate"), entry(0, "export"), entry(0, "ppo", None))
-    found = stages(file, 0)["ppo"]
-    assert (found.doing, found.left_seconds) == ("step 100000 of 200000", 200_000.0)
-
-
 def test_the_reports_that_can_be_read(file: LoopFile) -> None:
     make_round(file.out, 0)
     make_round(file.out, 1, evaluate="running")
     write_commands(file, entry(0, "generate"), entry(1, "round"))
     assert [one.reports for one in read_rounds(file, is_running=True)] == [["evaluate"], []]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(None, ""), (40.4, "40 s"), (89, "89 s"), (90, "2 min"), (3590, "1 h 00 min"),
-     (12_000, "3 h 20 min")],
-)  # fmt: skip
-def test_durations(seconds: float | None, words: str) -> None:
-    assert in_words(seconds) == words
 
 
 def test_the_points_of_the_picture() -> None:
