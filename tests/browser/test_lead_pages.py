@@ -175,12 +175,12 @@ def test_a_lead_puts_people_in_a_team_and_gives_it_a_source(lead):
     require_accessible(page, "people with a team")
     assert no_sideways_scrolling(page)
     page.click("[aria-label='Save who gets in']")
-    page.wait_for_selector(".said:has-text('Tasks of in go to team night shift (lea).')")
-    page.wait_for_selector("summary:has-text('in: team night shift (lea)')")
+    page.wait_for_selector(".said:has-text('Tasks of in go to team night shift (lea) alone.')")
+    page.wait_for_selector("summary:has-text('in: team night shift (lea) alone')")
     page.goto(app.url + "lead/people?source=nothing")
     page.fill("#find-source", "I")
     page.keyboard.press("Enter")
-    page.wait_for_selector("summary:has-text('in: team night shift (lea)')")
+    page.wait_for_selector("summary:has-text('in: team night shift (lea) alone')")
     assert page.input_value("#find-source") == "I"
     require_accessible(page, "people, one source found")
 

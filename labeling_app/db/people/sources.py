@@ -4,7 +4,7 @@ It may be given to people and to teams. Whoever is in a team when the next task 
 what the team was given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlite_utils import Database
@@ -25,6 +25,20 @@ class Receivers:
 
     people: tuple[str, ...] = ()
     teams: tuple[str, ...] = ()
+
+    def in_words(self, members: Mapping[str, Sequence[str]]) -> str:
+        """Them in a phrase, teams with who is in them: "team red (ann) and bob alone".
+
+        Args:
+            members: the names of those who are in each team.
+        """
+        named = [
+            f"team {team} ({', '.join(members.get(team, ())) or 'nobody'})" for team in self.teams
+        ]
+        if not named and not self.people:
+            return "everybody"
+        *others, last = *named, *self.people
+        return f"{', '.join(others)} and {last} alone" if others else f"{last} alone"
 
 
 def give_source(

@@ -138,7 +138,7 @@ class PeoplePage:
             raise InputError("There is no such team", "Reload the page.")
         await run_sync(give_source, connections, source, names, teams)
         given = Receivers(people=tuple(names), teams=tuple(teams))
-        return {"say": f"Tasks of {source} go to {whom(given, members)}."}
+        return {"say": f"Tasks of {source} go to {given.in_words(members)}."}
 
     async def accept(self, payload: Payload) -> Payload:
         """Set a password with a link."""
@@ -146,14 +146,6 @@ class PeoplePage:
         set_password = self.invitations.accept
         accepted = await run_sync(set_password, token, password, limiter=self._hashing)
         return {"say": f"Your password is set. Sign in as {accepted.name}."}
-
-
-def whom(given: Receivers, members: dict[str, list[str]]) -> str:
-    """Those who get the tasks of a source in words, teams with who is in them."""
-    teams = [
-        f"team {team} ({', '.join(members.get(team, [])) or 'nobody'})" for team in given.teams
-    ]
-    return ", ".join([*teams, *given.people]) or "everybody"
 
 
 def may_manage(sender: User, role: Role) -> bool:
@@ -201,7 +193,7 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
     """Serve the page, its operations, and the page that a link opens."""
     people = PeoplePage(store, CapacityLimiter(1))
     frame.add_to_navigation("People", PATH)
-    frame.templates.globals |= {"may_manage": may_manage, "whom": whom}
+    frame.templates.globals |= {"may_manage": may_manage}
 
     @app.get(PATH)
     def page(request: Request, source: str = "") -> HTMLResponse:

@@ -199,11 +199,11 @@ def _assign(users: "Users", settings: Settings) -> dict[str, Any]:
     return {"people": people, "teams": {team: members[team] for team in teams}}
 
 
-def _whom(result: dict[str, Any]) -> str:
-    teams = result.get("teams", {}).items()
-    named = [f"team {team} ({', '.join(members) or 'nobody'})" for team, members in teams]
-    named += result.get("people", [])
-    return f"{listed(named)} alone" if named else "everybody"
+def _assigned(result: dict[str, Any]) -> str:
+    from labeling_app.db.people.sources import Receivers
+
+    given = Receivers(people=tuple(result["people"]), teams=tuple(result["teams"]))
+    return f"Tasks of {result['source']} go to {given.in_words(result['teams'])}."
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
@@ -211,6 +211,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     name, action = settings.name, settings.action
     if action == "list":
         return columns(result) if result else f"{settings.db} has no users yet."
+    if action == "assign":
+        return _assigned(result)
     team = result.get("team")
     done = {
         "add": f"{name} may sign in as {settings.role or 'annotator'}.",
@@ -219,7 +221,6 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         "disable": f"{name} can no longer sign in.",
         "enable": f"{name} may sign in again.",
         "team": f"{name} is in {f'team {team}' if team else 'no team'}.",
-        "assign": f"Tasks of {name} go to {_whom(result)}.",
         "token": f"The program {name} may send feedback; earlier tokens of it are void.",
         "revoke": f"The program {name} can no longer send feedback.",
     }[action]

@@ -194,13 +194,13 @@ def test_a_source_is_given_to_people_and_back_to_everybody(ask, store, queue, fi
         {"source": ["test"], "people": []},
     ]
     given, *refused = ask([("POST", give, body) for body in bodies])
-    assert said(given) == {"say": "Tasks of test go to annotator, ann."}
+    assert said(given) == {"say": "Tasks of test go to annotator and ann alone."}
     assert [answer.status_code for answer in refused] == [400] * 4
     assert queue.next_task("lead") is None
     [page, back] = ask(
         [("GET", "/lead/people", None), ("POST", give, {"source": "test", "people": []})]
     )
-    assert "<summary>test: ann, annotator</summary>" in page.text
+    assert "<summary>test: ann and annotator alone</summary>" in page.text
     assert '<input type="checkbox" name="people" value="lead">' in page.text
     assert '<input type="checkbox" name="people" value="ann" checked>' in page.text
     assert said(back) == {"say": "Tasks of test go to everybody."}
@@ -225,7 +225,7 @@ def test_a_source_is_given_to_a_team_that_people_are_put_in(ask, store, queue, f
     assert said(first) == {"say": "annotator is in team red."}
     assert said(admin) == {"say": "admin is in team <b>blue."}  # no session ends
     assert users.of_session("admin", epoch).team == "<b>blue"
-    to = "team red (annotator), team <b>blue (admin), lead"
+    to = "team red (annotator), team <b>blue (admin) and lead alone"
     assert said(given) == {"say": f"Tasks of test go to {to}."}
     assert queue.next_task("annotator")
     out, too_long, nobody, page = ask(
@@ -238,7 +238,8 @@ def test_a_source_is_given_to_a_team_that_people_are_put_in(ask, store, queue, f
     )
     assert said(out) == {"say": "annotator is in no team."}
     assert (too_long.status_code, nobody.status_code) == (400, 400)
-    assert "<summary>test: team &lt;b&gt;blue (admin), team red (nobody), lead</s" in page.text
+    to = "team &lt;b&gt;blue (admin), team red (nobody) and lead alone"
+    assert f"<summary>test: {to}</summary>" in page.text
     assert '<input type="checkbox" name="teams" value="red" checked> red' in page.text
     assert 'value="&lt;b&gt;blue" maxlength="100" list="teams"' in page.text
     assert "<b>blue" not in page.text
@@ -268,7 +269,7 @@ def test_sources_beyond_those_listed_are_found_by_name(ask, store):
     assert "The first 200" not in found.text
     assert "No source has this in its name." in none.text
     assert 'value="&lt;b&gt;"' in none.text
-    assert said(given) == {"say": "Tasks of day 202 go to lead."}
+    assert said(given) == {"say": "Tasks of day 202 go to lead alone."}
 
 
 def test_the_pages_lead_to_ones_own_password_where_people_sign_in(ask, store):
