@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import IO, Any
 
@@ -47,17 +47,25 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def run_stage(run: RunDir, stage: Stage, launch: Sequence[str] = (), **facts: Any) -> bool:
+def run_stage(
+    run: RunDir,
+    stage: Stage,
+    launch: Sequence[str] = (),
+    *,
+    is_over: Callable[[], bool] = lambda: False,
+    **facts: Any,
+) -> bool:
     """Run a command of a round and wait until it ends.
 
     Args:
         run: of the loop.
         stage: the command.
         launch: words put before it.
+        is_over: whether the command should end now; asked every second unless the loop is paused.
         facts: kept in commands.json.
 
     Returns:
-        False if it was stopped to pause the loop: it has to run again.
+        False if it was stopped, by `is_over` or to pause the loop: it has to run again.
 
     Raises:
         StageFailedError: it failed.
@@ -75,7 +83,7 @@ def run_stage(run: RunDir, stage: Stage, launch: Sequence[str] = (), **facts: An
     process = _start(run, stage, launch)
     stopped = False
     try:
-        stopped = _wait(run, process)
+        stopped = _wait(run, process, is_over)
     except KeyboardInterrupt:
         _end(process)
         raise
@@ -97,20 +105,28 @@ def run_stage(run: RunDir, stage: Stage, launch: Sequence[str] = (), **facts: An
     return True
 
 
-def _wait(run: RunDir, process: "subprocess.Popen[bytes]") -> bool:
-    """Wait until a child ends; whether it was asked to stop because the loop is to pause."""
+def _wait(run: RunDir, process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> bool:
+    """Wait until a child ends; whether it was asked to stop."""
     stopped = False
     while True:
         try:
             process.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
-            pause = read_pause(run.path)
-            if pause is not None and pause.stops_stage and not stopped:
-                say(f"Paused by {pause.by}: waiting for the command to save its state and end.")
+            why = None if stopped else _why_to_stop(run, is_over)
+            if why is not None:
+                say(f"{why}: waiting for the command to save its state and end.")
                 process.terminate()
                 stopped = True
         else:
             return stopped
+
+
+def _why_to_stop(run: RunDir, is_over: Callable[[], bool]) -> str | None:
+    """Why a child should stop now; None where it should not."""
+    pause = read_pause(run.path)
+    if pause is not None:
+        return f"Paused by {pause.by}" if pause.stops_stage else None
+    return "The round can begin" if is_over() else None
 
 
 def read_commands(run: RunDir) -> list[dict[str, Any]]:

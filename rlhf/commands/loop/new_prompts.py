@@ -1,5 +1,6 @@
 """Prompts without responses that are imported while a round waits: they get some at once."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from labeling_app.db.store import Store
@@ -32,11 +33,15 @@ class NewPrompts:
         )
         self._known: int | None = None  # how many prompts there were at the last look
 
-    def sample_responses(self) -> None:
+    def sample_responses(self, is_round_ready: Callable[[], bool]) -> None:
         """Sample responses if the number of prompts has changed and one has none.
 
         However the command ends, the round waits on: people rank what there is. It runs again when
         the number of prompts has changed, or after a pause that stopped it.
+
+        Args:
+            is_round_ready: whether the round can begin. It does not wait for responses that people
+                would rank later: the command is ended, and the next round's wait goes on with it.
         """
         with Store(self._db, read_only=True) as store:
             num_prompts = store.counts()["prompts"]
@@ -45,7 +50,7 @@ class NewPrompts:
         if not is_needed:
             return
         try:
-            if not run_stage(self._run, self._stage):
+            if not run_stage(self._run, self._stage, is_over=is_round_ready):
                 self._known = None
         except (StageFailedError, InterruptedRunError) as error:
             say(

@@ -92,7 +92,9 @@ def _run_round(run: RunDir, settings: LoopSettings, number: int) -> None:
             wait_while_paused(run, number)
             if not number and stage.name in BEFORE_TRAINING:
                 require_splits(settings)
-            facts = _before_export(run, settings, stage) if stage.name == "export" else {}
+            facts: dict[str, Any] = {}
+            if stage.name == "export":
+                facts = _before_export(run, settings, stage)
             if run_stage(run, stage, launch_of(settings, stage), **facts):
                 break
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from labeling_app.db.board.overlap import num_open, num_wanted
 from labeling_app.db.rankings import num_rankings_since
@@ -113,7 +113,7 @@ def wait_for_rankings(
     number: int,
     after: Exported,
     began: datetime,
-    sample_responses: Callable[[], None],
+    sample_responses: Callable[[Callable[[], bool]], None],
 ) -> None:
     """Return when there are enough new rankings, or one and it is time.
 
@@ -129,42 +129,79 @@ def wait_for_rankings(
         after: as in `count_new`.
         began: when the round began.
         sample_responses: to prompts that have come without any; called before each pause between
-            two looks.
+            two looks. It gets a function that looks, too, and says whether the wait is over.
     """
-    db, wanted, start_at = settings.database, settings.new_rankings, settings.start_at
-    start = next_start(start_at, began) if start_at else None
-    said, said_at = -1, 0.0
-    shown: Waiting | None = None
+    look = _Look(run, settings, export, number, after, began)
     while True:
         wait_while_paused(run, number)
-        count, now = count_new(db, after, export), datetime.now(UTC)
-        there = count["new"]
-        waiting = _waiting(db, number, count, wanted)
-        if waiting != shown:
-            write_waiting(run.path, waiting)
-            shown = waiting
-        if start_at and start and now >= start and not there:
-            start = next_start(start_at, now)  # nothing to train on
+        if look.is_ready():
+            end_waiting(run.path)
+            return
+        sample_responses(look.is_ready)
+        time.sleep(POLL_SECONDS)
+
+
+@final
+class _Look:
+    """Looks for new rankings, as `wait_for_rankings` describes, and prints what it has found."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        settings: LoopSettings,
+        export: Any,
+        number: int,
+        after: Exported,
+        began: datetime,
+    ) -> None:
+        self._run, self._number = run, number
+        self._db, self._wanted = settings.database, settings.new_rankings
+        self._start_at = settings.start_at
+        self._export, self._after = export, after
+        self._start = next_start(self._start_at, began) if self._start_at else None
+        self._said, self._said_at = -1, 0.0
+        self._shown: Waiting | None = None
+        self._is_ready = False
+
+    def is_ready(self) -> bool:
+        """Whether the round can begin; once it can, nothing is looked at again."""
+        if not self._is_ready:
+            self._is_ready = self._look()
+        return self._is_ready
+
+    def _look(self) -> bool:
+        count, now = count_new(self._db, self._after, self._export), datetime.now(UTC)
+        there, wanted = count["new"], self._wanted
+        waiting = _waiting(self._db, self._number, count, wanted)
+        if waiting != self._shown:
+            write_waiting(self._run.path, waiting)
+            self._shown = waiting
+        if self._start_at and self._start and now >= self._start and not there:
+            self._start = next_start(self._start_at, now)  # nothing to train on
+        start = self._start
         ready = (start is not None and now >= start) or (wanted is not None and there >= wanted)
-        asked_by = training_requested_by(run.path, number) if there and not ready else None
+        asks = there and not ready
+        asked_by = training_requested_by(self._run.path, self._number) if asks else None
         if asked_by:
             say(f"{asked_by} starts the training with the rankings there are.")
             ready = True
-        beat(f"waiting for rankings: {_count_words(there, wanted, start)}", number)
-        if said < 0 and not ready:
+        beat(f"waiting for rankings: {_count_words(there, wanted, start)}", self._number)
+        self._say(waiting, count["open"], ready=ready)
+        return ready
+
+    def _say(self, waiting: Waiting, open_tasks: int, *, ready: bool) -> None:
+        """Print how many rankings there are, if that is due."""
+        is_first = self._said < 0
+        if is_first and not ready:
             say(
-                f"\nRound {number} trains {_when(wanted, start)}.\n"
-                f"{next_command('label', db=db).replace('Next', 'People rank with')}"
+                f"\nRound {self._number} trains {_when(self._wanted, self._start)}.\n"
+                f"{next_command('label', db=self._db).replace('Next', 'People rank with')}"
             )
-        due = there != said and time.monotonic() - said_at >= SECONDS_BETWEEN_LINES
-        if said < 0 or ready or due:
-            say(_progress(waiting, count["open"]) + ("" if ready else _advice(waiting, run.path)))
-            said, said_at = there, time.monotonic()
-        if ready:
-            end_waiting(run.path)
-            return
-        sample_responses()
-        time.sleep(POLL_SECONDS)
+        is_late = time.monotonic() - self._said_at >= SECONDS_BETWEEN_LINES
+        if is_first or ready or (waiting.new != self._said and is_late):
+            advice = "" if ready else _advice(waiting, self._run.path)
+            say(_progress(waiting, open_tasks) + advice)
+            self._said, self._said_at = waiting.new, time.monotonic()
 
 
 def _waiting(db: Path, number: int, count: dict[str, int], wanted: int | None) -> Waiting:
