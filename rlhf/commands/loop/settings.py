@@ -17,7 +17,7 @@ from rlhf.commands.files import refuse_unknown
 from rlhf.commands.labels import annotate, export, import_
 from rlhf.commands.loop.schedule import next_start
 from rlhf.commands.models import evaluate
-from rlhf.config import read_object, require_range
+from rlhf.config import MAX_SEED, read_object, require_range
 from rlhf.config.paths import with_new_names
 from rlhf.errors import ConfigError
 
@@ -106,6 +106,8 @@ class LoopSettings:
     no, and choices, such as new_rankings or stages.ppo.steps."""
     notify: str | None = None
     """URL that gets a JSON object (Slack's form) when the loop waits for people, ends or fails."""
+    seed: int | None = None
+    """Random seed of every stage that draws at random and whose section has none. Default: 0."""
     price_per_hour: float | None = None
     """Price of one device for an hour, in any currency, for every stage whose section has none: the
     reports then say what they cost. Default: only the device-hours."""
@@ -118,6 +120,7 @@ class LoopSettings:
     def __post_init__(self) -> None:
         require_range("new_rankings", self.new_rankings, 1)
         require_range("rounds", self.rounds, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
         require_range("price_per_hour", self.price_per_hour, 0)
         if self.start_at is not None:
             next_start(self.start_at, datetime.now(UTC))

@@ -15,7 +15,7 @@ from cyclopts import CycloptsError
 from rlhf.commands.files import settings_from_values
 from rlhf.commands.loop.settings import SECTIONS, LoopSettings, launch_words
 from rlhf.commands.usage import explain
-from rlhf.config import to_plain, to_yaml
+from rlhf.config import setting_names, to_plain, to_yaml
 from rlhf.config.paths import flag_of
 from rlhf.errors import ConfigError
 from rlhf.records.jsonl import write_text_atomically
@@ -166,7 +166,9 @@ def _usual(settings: LoopSettings, name: str) -> dict[str, Any]:
         usual["evaluate"] = {"gold": settings.annotator}
     price = settings.price_per_hour
     priced = {"price_per_hour": price} if name in PRICED and price is not None else {}
-    return {**usual.get(name, {}), **priced}
+    has_seed = settings.seed is not None and "seed" in setting_names(SECTIONS[name])
+    seeded = {"seed": settings.seed} if has_seed else {}
+    return {**usual.get(name, {}), **seeded, **priced}
 
 
 def require_valid(settings: LoopSettings) -> None:

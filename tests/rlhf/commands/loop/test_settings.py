@@ -245,6 +245,16 @@ def test_one_process_runs_the_loop(
     assert "set processes in the section of a stage" in said
 
 
+def test_one_seed_is_that_of_every_stage_without_its_own(
+    loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = loop_file(f"{TOP}annotator: {SIGNAL}\nseed: 7\nstages: {{ppo: {{seed: 3}}}}\n")
+    _, commands = dry_run(file, capsys)
+    seeded = {line.split()[1] for line in commands if "--seed 7" in line}
+    assert seeded == {"generate", "round", "train-reward", "reference", "evaluate"}
+    assert not any("--seed 3" in line for line in commands)  # it is in the file of its section
+
+
 def test_the_example_has_the_settings_of_the_quickstart() -> None:
     examples = REPOSITORY / "examples"
     stages = yaml.safe_load((examples / "rounds" / "loop.yaml").read_text("utf-8"))["stages"]
