@@ -31,6 +31,10 @@ class ChatServer(LocalServer):
         self.gate.set()
         super().__exit__()
 
+    def answer(self, body: dict) -> str:
+        """What to say to the next request."""
+        return self.answers[len(self.calls) % len(self.answers)]
+
     def handle_error(self, *_: object) -> None:
         """A client has gone away."""
         self.abandoned += 1
@@ -44,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server: ChatServer = self.server
         with server.lock:
-            answer = server.answers[len(server.calls) % len(server.answers)]
+            answer = server.answer(body)
             server.calls.append({"path": self.path, "key": self.headers["Authorization"], **body})
             failure = server.failures.pop(0) if server.failures else ""
         if failure.isdigit():
