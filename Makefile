@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 MODEL := models/SmolLM2-135M-Instruct
+QUICKSTART := examples/quickstart
 DB ?= runs/demo/labels.db
 
 .PHONY: install model browser nodes proxy vllm demo few-demo label test check test-vllm test-all clean
@@ -42,7 +43,7 @@ $(VLLM)/.installed: tests/vllm-requirements.txt $(VENV)/.installed
 
 demo: model
 	$(BIN)/python -m rlhf.cli --version
-	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/quickstart/run.sh
+	$(BIN)/rlhf loop --config $(QUICKSTART)/loop.yaml --config $(QUICKSTART)/signal.yaml
 
 label: install
 	$(BIN)/rlhf label --db $(DB)
@@ -60,9 +61,11 @@ test-vllm: vllm
 few-demo: model # the demo with the real model, cut short
 	few=$$(mktemp -d); trap 'rm -rf "$$few"' EXIT; \
 	awk '/"split": "train"/ && train++ < 12 || /"split": "test"/ && test++ < 6' \
-	    examples/quickstart/prompts.jsonl >$$few/prompts.jsonl; \
-	PATH="$(CURDIR)/$(BIN):$$PATH" PROMPTS=$$few/prompts.jsonl RUN=$$few/run STEPS=2 \
-	    bash examples/quickstart/run.sh && test -s $$few/run/evaluate/report.html
+	    $(QUICKSTART)/prompts.jsonl >$$few/prompts.jsonl; \
+	echo 'stages: {ppo: {steps: 2}}' >$$few/short.yaml; \
+	$(BIN)/rlhf loop --config $(QUICKSTART)/loop.yaml --config $(QUICKSTART)/signal.yaml \
+	    --config $$few/short.yaml --prompts $$few/prompts.jsonl --out $$few/run && \
+	    test -s $$few/run/round-0/evaluate/report.html
 
 test: # packages come while others unpack or the checks begin; what follows takes one core each
 	$(MAKE) --jobs 2 install browser

@@ -11,9 +11,8 @@ made from it, and AdamW with the same β and ε. Each run is a process of its ow
              gold reward: ours with examples/evidence/primed/ppo.yaml, trl's with the same batch,
              epochs, learning rate and penalty, its own defaults for the rest, and more steps, so
              that it has more than four times our time. A run that never gets there counts with all
-             its time, and the ratio is a lower bound. First run examples/quickstart/run.sh with
-             RUN=runs/primed, SETTINGS=examples/evidence/primed, PROMPTS=$SETTINGS/prompts.jsonl,
-             TIE=0.4 and STEPS=16
+             its time, and the ratio is a lower bound. First run
+             rlhf loop --config examples/evidence/primed/loop.yaml
 
     python examples/benchmarks/ppo.py [speed|target] [--quick] [--json]
 
@@ -297,7 +296,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few episodes, to see it run")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "runs" / "benchmarks")
-    parser.add_argument("--demo", type=Path, default=REPOSITORY / "runs" / "primed")
+    parser.add_argument("--demo", type=Path, default=REPOSITORY / "runs" / "primed" / "round-0")
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument(
         "--kinds", default="ours,trl,trl-bf16", help="of `speed`: ours, then others"

@@ -1,6 +1,6 @@
 """Results of several runs of the quickstart, as `results.json` and as the README's tables.
 
-    python examples/quickstart/collect.py runs/seed-0 runs/seed-1 runs/seed-2
+    python examples/quickstart/collect.py runs/seed-{0,1,2}/round-0
 
 A test holds the README to `results.json`, and to `tries.json`: the settings that were tried on
 validation.jsonl.

@@ -1,52 +1,47 @@
-"""Scripts of the examples: the commands of the quickstart, and that every program can start."""
+"""The quickstart is one round of the loop, and every program of the examples can start."""
 
-import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
+import pytest
+
+from rlhf.cli import main
 from tests.servers.commands import REPOSITORY
 
-RECORDER = '#!/bin/sh\necho "$@" >>"$RECORD"\n'
+LOOP = ["import", "generate", "annotate", "export", "train-reward", "reference", "ppo", "evaluate"]
 
 
-def commands(folder: Path, script: str, **variables: str) -> list[list[str]]:
-    """The words of every `rlhf` command of a script."""
-    (folder / "bin").mkdir(exist_ok=True)
-    recorder = folder / "bin" / "rlhf"
-    recorder.write_text(RECORDER)
-    recorder.chmod(0o755)
-    record = folder / "record"
-    record.write_text("")
-    environment = {
-        "PATH": f"{recorder.parent}:{os.environ['PATH']}",
-        "RECORD": str(record),
-        "RUN": str(folder / "run"),
-        **variables,
-    }
-    path = REPOSITORY / "examples" / script
-    subprocess.run(["bash", str(path)], cwd=REPOSITORY, env=environment, check=True)
-    return [shlex.split(line) for line in record.read_text().splitlines()]
+def commands(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
+    """The words of every command of the first round."""
+    assert main(["loop", *words, "--dry-run"]) == 0
+    first = capsys.readouterr().out.partition("Round 0:")[2].partition("Round 1")[0]
+    lines = [line.removeprefix("#").strip() for line in first.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("rlhf ")]
 
 
 def value(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
-LOOP = ["import", "generate", "annotate", "export", "train-reward", "reference", "ppo", "evaluate"]
-
-
-def test_the_quickstart_is_ranked_by_a_signal_or_by_people(tmp_path: Path) -> None:
-    said = commands(tmp_path, "quickstart/run.sh")
+def test_the_quickstart_is_ranked_by_a_signal_or_by_people(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    people = ("--config", "examples/quickstart/loop.yaml")
+    signal = ("--config", "examples/quickstart/signal.yaml")
+    said = commands(capsys, *people, *signal, "--seed", "1")
     assert [words[0] for words in said] == LOOP
     assert value(said[3], "--kind") == "signal"
-    assert value(said[0], "--db") == str(tmp_path / "run" / "labels.db")
-    assert value(said[-1], "--gold") == "examples.quickstart.sentiment:score"
-    said = commands(tmp_path, "quickstart/run.sh", ANNOTATOR="human", DB="first.db")
+    assert value(said[0], "--db") == "runs/demo/labels.db"
+    assert value(said[-1], "--gold") == "signal:examples.quickstart.sentiment:score"
+    assert value(said[-1], "--out") == "runs/demo/round-0/evaluate"
+    assert [words[0] for words in said if "--seed" in words] == [LOOP[1], *LOOP[4:]]
+    said = commands(capsys, *people, "--out", "runs/human", "--db", "runs/demo/labels.db")
     assert [words[0] for words in said] == [name for name in LOOP if name != "annotate"]
     assert value(said[2], "--kind") == "human"
-    assert {value(words, "--db") for words in said[:3]} == {"first.db"}
+    assert {value(words, "--db") for words in said[:3]} == {"runs/demo/labels.db"}
+    assert value(said[-1], "--out") == "runs/human/round-0/evaluate"
     assert "--gold" not in said[-1]
 
 

@@ -28,7 +28,8 @@ def measure_seed(config: Config, out: Path, seed: int) -> Config:
     if not (of / "ppo" / "report.json").is_file():
         raise InputError(
             f"There is no run of the quickstart in {of}",
-            f"SEED={seed} RUN={of} make demo",
+            "rlhf loop --config examples/quickstart/loop.yaml "
+            f"--config examples/quickstart/signal.yaml --seed {seed} --out {of.parent}",
         )
     policy, prompts = of / "ppo", of / "rankings"
     outputs, student, evaluated, int8, speed = (

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rlhf.cli import main
+from rlhf.config import load_settings
 from tests.servers.commands import REPOSITORY
 
 Refused = Callable[..., str]
@@ -258,15 +259,16 @@ def test_one_seed_is_that_of_every_stage_without_its_own(
 def test_the_example_has_the_settings_of_the_quickstart() -> None:
     examples = REPOSITORY / "examples"
     stages = yaml.safe_load((examples / "rounds" / "loop.yaml").read_text("utf-8"))["stages"]
-    assert (stages["ppo"].pop("steps"), stages["annotate"]["tie_within"]) == (16, 0.2)
-    script = (examples / "quickstart" / "run.sh").read_text("utf-8")
-    assert "STEPS:-16" in script
-    assert "TIE:-0.2" in script
-    for stage, name in {
-        "train-reward": "reward",
-        "generate": "",
-        "reference": "",
-        "ppo": "",
-    }.items():
-        file = examples / "quickstart" / f"{name or stage}.yaml"
-        assert stages[stage] == yaml.safe_load(file.read_text("utf-8"))
+    assert stages.pop("round") == {"pick": 64}
+    files = [examples / "quickstart" / name for name in ("loop.yaml", "signal.yaml")]
+    assert stages == load_settings(files)["stages"]
+
+
+def test_the_demo_of_earlier_versions_has_the_settings_of_its_commands() -> None:
+    folder = REPOSITORY / "examples" / "evidence" / "primed"
+    stages = load_settings([folder / "loop.yaml"])["stages"]
+    assert (stages["ppo"].pop("steps"), stages.pop("annotate")) == (16, {"tie_within": 0.4})
+    names = {"generate": "generate", "train-reward": "reward", "reference": "reference"}
+    for stage, name in {**names, "ppo": "ppo"}.items():
+        assert stages.pop(stage) == load_settings([folder / f"{name}.yaml"]), stage
+    assert not stages
