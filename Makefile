@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
+VLLM_TESTS := tests/policies/sampling/test_vllm.py tests/policies/sampling/test_vllm_server.py
 MODEL := models/SmolLM2-135M-Instruct
 QUICKSTART := examples/quickstart
 DB ?= runs/demo/labels.db
@@ -56,7 +57,7 @@ check: model browser
 	$(BIN)/pytest -m 'not slow' --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-vllm: vllm
-	$(VLLM)/bin/python -m pytest -m 'not slow' tests/policies/sampling/test_vllm.py
+	$(VLLM)/bin/python -m pytest -m 'not slow' $(VLLM_TESTS)
 
 few-demo: model # the demo with the real model, cut short
 	few=$$(mktemp -d); trap 'rm -rf "$$few"' EXIT; \
@@ -73,7 +74,7 @@ test: # packages come while others unpack or the checks begin; what follows take
 	$(MAKE) --jobs 2 test-vllm few-demo
 
 test-all: model browser nodes proxy test-vllm
-	$(VLLM)/bin/python -m pytest -m slow tests/policies/sampling/test_vllm.py
+	$(VLLM)/bin/python -m pytest -m slow $(VLLM_TESTS)
 	$(BIN)/pytest
 
 clean:
