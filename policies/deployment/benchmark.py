@@ -99,7 +99,7 @@ def _measure(
     total = len(models) * len(all_work(settings)) * settings.repeats
     rows: list[Row] = []
     step = 0
-    with progress("batches", total) as bar:
+    with progress("measuring batches", total) as bar:
         for name, described in models.items():
             bar.show(name)
 

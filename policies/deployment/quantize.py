@@ -187,7 +187,7 @@ def _write_weights(
 ) -> None:
     load = load_reward_model if is_reward else load_causal_lm
     with in_memory(load(model["path"])) as network:
-        with progress("layers", len(linear_layers(network))) as bar:
+        with progress("rounding layers", len(linear_layers(network))) as bar:
             quantize_weights(network, settings.to, bar.advance)
         save_model(network, tokenizer_of(model), folder)
 

@@ -22,6 +22,7 @@ from rlhf.modeling.attention.layout import (
     last_tokens,
     pack,
 )
+from rlhf.modeling.attention.shared_prefix import LEAST_SAVING
 from rlhf.modeling.tokens import pad_right, send
 
 Judgment = TypeVar("Judgment", Pair, TieredRanking, Pointwise)
@@ -67,7 +68,8 @@ def split_packed(groups: Sequence[Group], tokens: int) -> list[list[Group]]:
 def _beginnings(groups: Sequence[Group]) -> list[Beginning]:
     """What a packed row encodes once, with what follows it: each prompt, or one prefix of all.
 
-    Prompts that begin with the same long system turn share more than the responses to one of them.
+    A long system turn of all prompts saves more than the prompts of few responses each. One segment
+    for all is padded to the longest of them, so it must not have more attention scores either.
     """
     by_prompt: list[Beginning] = [(group.prompt, group.responses) for group in groups]
     rows = [group.prompt + response for group in groups for response in group.responses]
@@ -75,7 +77,8 @@ def _beginnings(groups: Sequence[Group]) -> list[Beginning]:
         return by_prompt
     common = common_prefix_length(rows)
     of_all: list[Beginning] = [(rows[0][:common], [row[common:] for row in rows])]
-    return min(by_prompt, of_all, key=_size)
+    saves = _size(of_all) <= (1 - LEAST_SAVING) * _size(by_prompt)
+    return of_all if saves and _scores(of_all) <= _scores(by_prompt) else by_prompt
 
 
 def _size(beginnings: Sequence[Beginning]) -> int:
@@ -111,6 +114,15 @@ def plan_step(
     plans = [split(part, tokens) for part in balance(groups, processes, shared=shared)]
     busiest = max(len(plan) for plan in plans)
     return [plan + [[] for _ in range(busiest - len(plan))] for plan in plans]
+
+
+def _scores(beginnings: Sequence[Beginning]) -> int:
+    """Attention scores of a head, responses padded to the longest with the same beginning."""
+    total = 0
+    for first, rest in beginnings:
+        longest = max(map(len, rest), default=0)
+        total += len(first) ** 2 + len(rest) * longest * (len(first) + longest)
+    return total
 
 
 def lay_out(groups: Sequence[Group], pad_id: int, *, shared: bool) -> Inputs:

@@ -72,7 +72,7 @@ def _before(groups: Sequence[Group], inputs: Inputs) -> Iterator[list[int]]:
         places: Iterator[Sequence[int]] = places_of_responses(inputs.layout)
     else:
         places = (range(end + 1) for end in inputs.reads.tolist())
-    for response, own in zip(responses, places, strict=False):
+    for response, own in zip(responses, places, strict=True):
         yield list(own[-len(response) - 1 : -1]) if response else []
 
 

@@ -159,9 +159,11 @@ def _doing(run: RunDir, content: dict[str, Any]) -> StageStatus:
     if heartbeat is None:
         return {}
     left = heartbeat.work and heartbeat.work.left()
+    of_what = "" if heartbeat.work and heartbeat.work.is_stage else " of that"
+    left_in_words = f", about {duration(left)} left{of_what}" if left else ""
     waits = content["stage"] == "loop" and heartbeat.phase.startswith("waiting")
     return {
-        "phase": heartbeat.doing + (f", about {duration(left)} left" if left else ""),
+        "phase": heartbeat.doing + (left_in_words),
         "status": "waiting" if waits else "running",
     }
 

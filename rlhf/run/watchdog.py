@@ -108,14 +108,15 @@ def beat(phase: str | None = None, step: int | None = None) -> None:
 def count(work: Work | None) -> None:
     """Report what this rank counts; None: nothing any more.
 
-    It is cheap: it is written at its end, with each new phase, and else at most once in
+    It is written when it begins and ends and with each new phase, otherwise at most once every
     `SECONDS_BETWEEN_COUNTS`.
     """
+    begins = _watch.heartbeat.work is None
     _watch.heartbeat.work = work
     if _watch.folder is None:
         return
     now = time.monotonic()
-    if work is None or now - _watch.counted_at >= SECONDS_BETWEEN_COUNTS:
+    if work is None or begins or now - _watch.counted_at >= SECONDS_BETWEEN_COUNTS:
         _watch.counted_at = now
         _write(_watch.folder, _watch.heartbeat)
 

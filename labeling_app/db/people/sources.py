@@ -27,7 +27,7 @@ class Receivers:
     teams: tuple[str, ...] = ()
 
     def in_words(self, members: Mapping[str, Sequence[str]]) -> str:
-        """Them in a phrase, teams with who is in them: "team red (ann) and bob alone".
+        """The receivers as a phrase, a team with its members: "team red (ann) and bob alone".
 
         Args:
             members: the names of those who are in each team.

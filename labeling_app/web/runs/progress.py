@@ -169,7 +169,7 @@ def _seconds(own: Sequence[Mapping[str, Any]]) -> float | None:
 def _counted(stage: StageView, run: RunDir) -> StageView:
     """A running stage with what it does and counts, and the time that this leaves.
 
-    Where it counts a part of its work, nothing but an earlier round tells what follows.
+    If it counts only a part of its work, the rest is known only from an earlier round.
     """
     heartbeat = running_heartbeat(run.heartbeat)
     if heartbeat is None:

@@ -84,7 +84,7 @@ def run_stage(
     stopped = False
     try:
         stopped = _wait(run, process, is_over)
-    except KeyboardInterrupt:
+    except BaseException:  # Ctrl-C, or a look that failed
         _end(process)
         raise
     finally:
@@ -179,8 +179,8 @@ def _start(run: RunDir, stage: Stage, launch: Sequence[str]) -> "subprocess.Pope
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask a child to stop, and wait until it has; a second Ctrl-C kills it."""
-    say("Waiting for the command to save its state and end. Ctrl-C again kills it.")
+    """Ask a child to stop, and wait until it has; Ctrl-C kills it."""
+    say("Waiting for the command to save its state and end. Ctrl-C kills it.")
     process.terminate()
     try:
         process.wait()

@@ -41,7 +41,7 @@ class NewPrompts:
 
         Args:
             is_round_ready: whether the round can begin. It does not wait for responses that people
-                would rank later: the command is ended, and the next round's wait goes on with it.
+                would rank later: the command is ended, and the next wait, if any, goes on with it.
         """
         with Store(self._db, read_only=True) as store:
             num_prompts = store.counts()["prompts"]

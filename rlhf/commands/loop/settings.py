@@ -107,7 +107,7 @@ class LoopSettings:
     notify: str | None = None
     """URL that gets a JSON object (Slack's form) when the loop waits for people, ends or fails."""
     seed: int | None = None
-    """Random seed of every stage that draws at random and whose section has none. Default: 0."""
+    """Random seed of every stage whose section sets none. Default: 0."""
     price_per_hour: float | None = None
     """Price of one device for an hour, in any currency, for every stage whose section has none: the
     reports then say what they cost. Default: only the device-hours."""

@@ -40,14 +40,24 @@ def test_a_packed_row_has_each_prompt_once_and_no_padding():
 
 
 def test_a_beginning_of_all_prompts_is_packed_once_where_that_is_shorter():
-    groups = [group("a", [1, 2, 3, 4], [5], [6, 7]), group("b", [1, 2, 3, 8], [9], [])]
+    system = list(range(1, 11))
+    groups = [group("a", [*system, 20], [5], [6, 7]), group("b", [*system, 21], [9], [])]
     row = lay_out(groups, 0, shared=True)
-    assert row.ids.tolist() == [[1, 2, 3, 4, 5, 4, 6, 7, 8, 9, 8]]  # 12 tokens by prompt
-    assert row.positions.tolist() == [[0, 1, 2, 3, 4, 3, 4, 5, 3, 4, 3]]
-    assert row.reads.tolist() == [4, 7, 9, 10]
-    assert row.layout == (Segment(3, (2, 3, 2, 1)),)
-    assert split_packed(groups, 11) == [groups]
-    assert split_packed(groups, 10) == [groups[:1], groups[1:]]
+    assert row.ids.tolist() == [[*system, 20, 5, 20, 6, 7, 21, 9, 21]]  # 26 tokens by prompt
+    assert row.positions.tolist() == [[*range(10), 10, 11, 10, 11, 12, 10, 11, 10]]
+    assert row.reads.tolist() == [11, 14, 16, 17]
+    assert row.layout == (Segment(10, (2, 3, 2, 1)),)
+    assert split_packed(groups, 18) == [groups]
+    assert split_packed(groups, 17) == [groups[:1], groups[1:]]
+
+
+def test_a_beginning_that_saves_little_or_pads_much_is_not_shared():
+    own = [group("a", [1, 2, 3], [4] * 9), group("b", [1, 5, 6], [7] * 9)]  # 23 of 24 tokens
+    ragged = [group("a", [1] * 9 + [2], [4] * 40)]
+    ragged += [group(str(n), [1] * 9 + [n], [4]) for n in range(3, 12)]  # 68 of 149 tokens
+    for groups in (own, ragged):
+        layout = lay_out(groups, 0, shared=True).layout
+        assert [one.prompt for one in layout] == [len(one.prompt) for one in groups]
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -151,14 +151,18 @@ def test_a_running_stage_says_how_far_it_is(runs: Path, capsys) -> None:
     ppo = runs / "a" / "ppo"
     set_stage(ppo, status="running", finished_at=None)
     with watching_stage(RunDir(ppo), None):
-        counted = {"title": "training the policy", "done": 3, "total": 4, "is_stage": True}
-        count(Work(**counted, seconds_left=600.0, at=time.time()))
+        counted = Work(
+            title="training", done=3, total=4, seconds_left=600.0, at=time.time(), is_stage=True
+        )
+        count(counted)
         beat("sampling", 4)
         shown = overview(capsys, str(ppo))[1]
-    assert (shown[1], shown[3]) == (
-        "running",
-        "training the policy, 3 of 4, sampling, about 10 min left",
-    )
+        beat("scoring", 4)
+        count(None)
+        count(replace(counted, is_stage=False))
+        part = overview(capsys, str(ppo))[1]
+    assert (shown[1], shown[3]) == ("running", "training, 3 of 4, sampling, about 10 min left")
+    assert part[3] == "training, 3 of 4, scoring, about 10 min left of that"
 
 
 def test_a_process_on_another_machine_counts_as_running(runs: Path, capsys) -> None:

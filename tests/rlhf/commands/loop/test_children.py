@@ -105,6 +105,24 @@ def test_words_of_launch_stand_before_the_command_and_no_shell_reads_them(
     assert f"Round 0: '{launcher}' '$HOME; ls' rlhf import {prompts}" in capfd.readouterr().err
 
 
+def test_a_look_that_fails_ends_the_running_command(run: RunDir) -> None:
+    db, prompts = run.path / "labels.db", [build_prompt(f"How is {n}?") for n in range(40)]
+    with Store(db) as store:
+        store.add_prompts(prompts)
+        store.add_responses(r for p in prompts for r in build_responses(p, ["one", "two"]))
+    annotate = stage(run, "annotate", db=db, annotator="signal:tests.pipeline.signals:count_slowly")
+
+    def fail() -> bool:
+        raise InterruptedRunError("The disk is full", "Free some of it.")
+
+    began = time.monotonic()
+    with pytest.raises(InterruptedRunError, match="The disk is full"):
+        run_stage(run, annotate, is_over=fail)
+    assert time.monotonic() - began < 30  # forty prompts would take forty seconds
+    [entry] = read_commands(run)
+    assert entry["exit_code"] in (75, -15)
+
+
 def test_a_pause_can_stop_the_running_command_which_then_has_to_run_again(
     run: RunDir, capfd: pytest.CaptureFixture[str]
 ) -> None:
