@@ -149,7 +149,8 @@ def test_a_loop_waits_for_people_and_goes_on_after_it_was_killed(
         new = build_prompt("A prompt that somebody adds meanwhile?")
         store.add_prompts([new])  # gets responses at once
         wait_until(lambda: len(store.responses(new.id)) == 4)
-    wait_until(lambda: folder.phase() == "waiting for rankings: 11 of 12")
+    wait_until(lambda: folder.commands()[2:] == [(0, "generate", 0)])  # else it would be ended
+    assert folder.phase() == "waiting for rankings: 11 of 12"
     rank(folder.db, 12)
 
     # killed alone: its child goes on, and the next loop waits for it

@@ -89,7 +89,7 @@ def test_counting_is_written_rarely(tmp_path: Path, writes: Writes) -> None:
     with watching(folder, None, ignore), progress("working", 1000) as bar:
         for _ in range(999):
             bar.advance()
-        assert len(writes.found) == 2  # the start, and the phase
+        assert len(writes.found) == 3  # the start, the count, and the phase
         heartbeat = running_heartbeat(folder)
         assert heartbeat is not None
         assert heartbeat.doing == "working, 0 of 1,000"
@@ -97,7 +97,7 @@ def test_counting_is_written_rarely(tmp_path: Path, writes: Writes) -> None:
         heartbeat = running_heartbeat(folder)
         assert heartbeat is not None
         assert heartbeat.doing == "working, 999 of 1,000, saving"
-    assert [one["work"] is None for _, one in writes.found[1:]] == [False, False, True]
+    assert [one["work"] is None for _, one in writes.found[1:]] == [False, False, False, True]
 
 
 def test_only_the_outer_bar_of_the_main_thread_counts(tmp_path: Path) -> None:
