@@ -11,8 +11,8 @@ Measured on held-out prompts, per seed: win rates by the disjoint judge and by t
 itself, the share of answers that end, the reverse KL, how likely the answers are under the original
 model, the share of answers that have the commonest four words in a row, and how much less likely
 neutral text has become. `steps` adds runs of other lengths with the first seed, for the picture.
-`ptx` adds one of the first seed whose loss has texts of an encyclopedia in it (PPO-ptx), to see
-whether that lowers what is forgotten.
+`ptx`, where it is given, adds one of the first seed whose loss has texts of an encyclopedia in it
+(PPO-ptx), to see whether that lowers what is forgotten.
 """
 
 import gzip

@@ -19,6 +19,7 @@ from rlhf.commands.loop.splits import require_splits
 from rlhf.commands.loop.stages import Stage, launch_of, stages_of_round
 from rlhf.commands.loop.waiting import (
     Exported,
+    Look,
     count_new,
     has_round,
     last_exported,
@@ -92,14 +93,12 @@ def _run_round(run: RunDir, settings: LoopSettings, number: int) -> None:
             wait_while_paused(run, number)
             if not number and stage.name in BEFORE_TRAINING:
                 require_splits(settings)
-            facts: dict[str, Any] = {}
-            if stage.name == "export":
-                facts = _before_export(run, settings, stage)
+            facts = _before_export(run, settings, stage) if stage.name == "export" else {}
             if run_stage(run, stage, launch_of(settings, stage), **facts):
                 break
 
 
-def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[str, int]:
+def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[str, Any]:
     """Wait for people, if they rank; what commands.json keeps of the rankings."""
     entries = read_commands(run)
     after = _last_exported(run, entries, export.number)
@@ -108,9 +107,8 @@ def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[s
         notify(settings.notify, str(run.path), "waiting", f"Round {export.number}: people rank.")
         began = _round_began(entries, export.number)
         new_prompts = NewPrompts(run, settings, export.number)
-        wait_for_rankings(
-            run, settings, found, export.number, after, began, new_prompts.sample_responses
-        )
+        look = Look(run, settings, found, export.number, after, began)
+        wait_for_rankings(look, new_prompts.sample_responses)
     count = count_new(settings.database, after, found)
     return {"new_rankings": count["new"]}
 

@@ -106,20 +106,31 @@ def wait_while_paused(run: RunDir, number: int) -> None:
     say("Resumed.")
 
 
-def wait_for_rankings(
-    run: RunDir,
-    settings: LoopSettings,
-    export: Any,
-    number: int,
-    after: Exported,
-    began: datetime,
-    sample_responses: Callable[[Callable[[], bool]], None],
-) -> None:
+def wait_for_rankings(look: "Look", sample_responses: Callable[[Callable[[], bool]], None]) -> None:
     """Return when there are enough new rankings, or one and it is time.
 
     Also returns when somebody asks to train at once and there is one. Prints how many there are and
     how many are missing: at once, when there are enough, and in between when the number has
     changed, at most once a minute.
+
+    Args:
+        look: at the rankings of one round.
+        sample_responses: to prompts that have come without any; called before each pause between
+            two looks. It gets a function that looks, too, and says whether the wait is over.
+    """
+    while True:
+        wait_while_paused(look.run, look.number)
+        if look.is_ready():
+            end_waiting(look.run.path)
+            return
+        sample_responses(look.is_ready)
+        time.sleep(POLL_SECONDS)
+
+
+@final
+@dataclass(eq=False)
+class Look:
+    """Looks for the new rankings of a round, as `wait_for_rankings` says, and prints what it found.
 
     Args:
         run: of the loop.
@@ -128,37 +139,18 @@ def wait_for_rankings(
         number: of the round.
         after: as in `count_new`.
         began: when the round began.
-        sample_responses: to prompts that have come without any; called before each pause between
-            two looks. It gets a function that looks, too, and says whether the wait is over.
     """
-    look = _Look(run, settings, export, number, after, began)
-    while True:
-        wait_while_paused(run, number)
-        if look.is_ready():
-            end_waiting(run.path)
-            return
-        sample_responses(look.is_ready)
-        time.sleep(POLL_SECONDS)
 
+    run: RunDir
+    settings: LoopSettings
+    export: Any
+    number: int
+    after: Exported
+    began: datetime
 
-@final
-class _Look:
-    """Looks for new rankings, as `wait_for_rankings` describes, and prints what it has found."""
-
-    def __init__(
-        self,
-        run: RunDir,
-        settings: LoopSettings,
-        export: Any,
-        number: int,
-        after: Exported,
-        began: datetime,
-    ) -> None:
-        self._run, self._number = run, number
-        self._db, self._wanted = settings.database, settings.new_rankings
-        self._start_at = settings.start_at
-        self._export, self._after = export, after
-        self._start = next_start(self._start_at, began) if self._start_at else None
+    def __post_init__(self) -> None:
+        start_at = self.settings.start_at
+        self._start = next_start(start_at, self.began) if start_at else None
         self._said, self._said_at = -1, 0.0
         self._shown: Waiting | None = None
         self._is_ready = False
@@ -170,22 +162,22 @@ class _Look:
         return self._is_ready
 
     def _look(self) -> bool:
-        count, now = count_new(self._db, self._after, self._export), datetime.now(UTC)
-        there, wanted = count["new"], self._wanted
-        waiting = _waiting(self._db, self._number, count, wanted)
+        count, now = count_new(self.settings.database, self.after, self.export), datetime.now(UTC)
+        there, wanted = count["new"], self.settings.new_rankings
+        waiting = _waiting(self.settings.database, self.number, count, wanted)
         if waiting != self._shown:
-            write_waiting(self._run.path, waiting)
+            write_waiting(self.run.path, waiting)
             self._shown = waiting
-        if self._start_at and self._start and now >= self._start and not there:
-            self._start = next_start(self._start_at, now)  # nothing to train on
+        if self.settings.start_at and self._start and now >= self._start and not there:
+            self._start = next_start(self.settings.start_at, now)  # nothing to train on
         start = self._start
         ready = (start is not None and now >= start) or (wanted is not None and there >= wanted)
         asks = there and not ready
-        asked_by = training_requested_by(self._run.path, self._number) if asks else None
+        asked_by = training_requested_by(self.run.path, self.number) if asks else None
         if asked_by:
             say(f"{asked_by} starts the training with the rankings there are.")
             ready = True
-        beat(f"waiting for rankings: {_count_words(there, wanted, start)}", self._number)
+        beat(f"waiting for rankings: {_count_words(there, wanted, start)}", self.number)
         self._say(waiting, count["open"], ready=ready)
         return ready
 
@@ -193,13 +185,13 @@ class _Look:
         """Print how many rankings there are, if that is due."""
         is_first = self._said < 0
         if is_first and not ready:
-            say(
-                f"\nRound {self._number} trains {_when(self._wanted, self._start)}.\n"
-                f"{next_command('label', db=self._db).replace('Next', 'People rank with')}"
-            )
+            when = _when(self.settings.new_rankings, self._start)
+            label = next_command("label", db=self.settings.database)
+            command = label.replace("Next", "People rank with")
+            say(f"\nRound {self.number} trains {when}.\n{command}")
         is_late = time.monotonic() - self._said_at >= SECONDS_BETWEEN_LINES
         if is_first or ready or (waiting.new != self._said and is_late):
-            advice = "" if ready else _advice(waiting, self._run.path)
+            advice = "" if ready else _advice(waiting, self.run.path)
             say(_progress(waiting, open_tasks) + advice)
             self._said, self._said_at = waiting.new, time.monotonic()
 

@@ -17,6 +17,7 @@ from rlhf.commands.loop import waiting
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.loop.waiting import (
     Exported,
+    Look,
     count_new,
     has_round,
     last_exported,
@@ -135,8 +136,7 @@ def test_a_round_is_known_by_the_policy_that_was_sampled(db: Path) -> None:
     policy = Path("runs/a/round-0/ppo/policy")
     assert not has_round(db, policy)
     with Store(db) as store:
-        prompt = PROMPTS[0]
-        chosen = [(prompt, build_responses(prompt, ["one", "two"]), "random")]
+        chosen = [(PROMPTS[0], build_responses(PROMPTS[0], ["one", "two"]), "random")]
         queue_round(store, {"policy": {"path": str(policy), "hash": "abc"}}, chosen, {})
     assert has_round(db, policy)
     assert not has_round(db, Path("runs/a/round-1/ppo/policy"))
@@ -157,7 +157,7 @@ def wait(
     """Wait for rankings of a round that began so many hours ago."""
     settings = LoopSettings(out=db.parent, model="m", db=db, new_rankings=wanted, **more)
     began = datetime.now(UTC) - timedelta(hours=hours)
-    wait_for_rankings(RunDir(db.parent), settings, PEOPLE, number, NONE, began, sample)
+    wait_for_rankings(Look(RunDir(db.parent), settings, PEOPLE, number, NONE, began), sample)
 
 
 class Clock:
