@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from policies.trl_training.clock import StepClock
+from policies.trl_training.memory import keep_freed_memory
 from policies.trl_training.settings import TrainerSettings
 from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.modeling.models import save_model
@@ -134,6 +135,8 @@ def trainer_stage(
         InputError: the folder cannot be used.
     """
     run = open_stage(settings.out, stage, settings, inputs, resume=settings.resume)
+    if arguments.use_cpu:
+        keep_freed_memory()
     arguments.distributed_state.wait_for_everyone()
     if run.is_done:
         yield run

@@ -35,7 +35,7 @@ SMALL = {
 PEOPLE = {
     "question": "Continue: {}",
     "turns": [["I sat.", "I sat. It was warm."]],
-    "pairs": 3,
+    "pairs": {"A": 3, "B": 3},
     "test": 2,
     "validation": 1,
     "judged_on": "test",
@@ -74,7 +74,7 @@ CHANGES = {
                 "command": "ppo",
                 "tries": [{"advantages": "rloo", "batch.samples_per_prompt": 2}],
             },
-            "dpo": {"command": "dpo", "prompts": 3, "tries": [{"precision": "fp32"}]},
+            "dpo": {"command": "dpo", "tries": [{"precision": "fp32"}]},
             "best-of-2 fine-tuning": {"command": "sft", "tries": [{"precision": "fp32"}]},
         },
     },

@@ -74,18 +74,28 @@ def measure(config: Config, out: Path) -> Config:
     return result
 
 
-def prepare(config: Config, out: Path, reference: str = "reference") -> Config:
+def prepare(config: Config, out: Path) -> Config:
     """Train reward model and judge, and store reference outputs; the accuracies of the two."""
     pairs = read_pairs(config["data"])
-    accuracies = {
+    accuracies = train_rewards(config, pairs, out)
+    records = story_prompts(config, first_sentences(pairs["heldout"]))
+    store_outputs(config, out, "reference", records)
+    return accuracies
+
+
+def train_rewards(config: Config, pairs: dict[str, list[Config]], out: Path) -> Config:
+    """Train reward model and judge, on the labels of different people; their accuracies."""
+    return {
         "reward": train_reward(config, pairs, "A", out / "reward"),
         "judge": train_reward(config, pairs, "B", out / "judge"),
     }
-    records = story_prompts(config, first_sentences(pairs["heldout"]))
-    prompts = write_dataset(out / f"{reference}-prompts", records)
+
+
+def store_outputs(config: Config, out: Path, name: str, records: list[RankedPrompt]) -> None:
+    """Store what the original model answers to some prompts, with rewards."""
+    prompts = write_dataset(out / f"{name}-prompts", records)
     base = ["--prompts", prompts, "--model", config["model"], "--reward", out / "reward"]
-    stage(out / reference, "reference", *base, *flags(config["reference"]))
-    return accuracies
+    stage(out / name, "reference", *base, *flags(config["reference"]))
 
 
 def read_pairs(data: str) -> dict[str, list[Config]]:
@@ -200,7 +210,7 @@ def draw_test(
 def train_reward(config: Config, pairs: dict[str, list[Config]], split: str, out: Path) -> Config:
     """Train on one split's labels; the accuracy on held-out labels, with and without bare texts."""
     full = [pair for pair in pairs[split] if not is_bare(pair)]
-    drawn = np.random.default_rng(0).permutation(len(full))[: config["pairs"]]
+    drawn = np.random.default_rng(0).permutation(len(full))[: config["pairs"][split]]
     train = as_records(config, (full[place] for place in drawn), "train")
     test = as_records(config, (pair for pair in pairs["heldout"] if not is_bare(pair)), "test")
     data = write_dataset(out.with_name(f"{out.name}-labels"), [*train, *test])
@@ -256,7 +266,7 @@ def judge_policy(
 ) -> Config:
     """What the disjoint judge and the reward model say of a policy's answers.
 
-    `labels` is the folder that `prepare` wrote to.
+    `labels` is the folder with reward model, judge and reference outputs.
     """
     evaluated = policy.with_name(f"evaluate-{policy.name.removeprefix('ppo-')}")
     report = stage(

@@ -1,13 +1,11 @@
 """PPO against its alternatives on people's labels: RLOO, DPO and best-of-n.
 
-Labels, reward model, judge, stories and the settings of PPO are those of `people.py`, and so are
-its folder and what it has measured already. Each method is tried with as many settings on the
-validation beginnings; of those that stay within a distance, the one that the judge prefers most is
-trained with every seed and judged on the test beginnings. DPO learns from the labels of the reward
-model, without the model; `prompts` limits how many of them, as its trainer reads the worked turns
-anew for every text. Best-of-n sampling chooses among the stored outputs by the reward model and has
-nothing to set but n. As methods go different distances, each is also compared with what PPO gains
-at its distance.
+Stories, judge and the settings of PPO are those of `people.py`; the labels are fewer, the same for
+all: the reward model is trained on them, and DPO learns from them without it. Each method is tried
+with as many settings on the validation beginnings; of those that stay within a distance, the one
+that the judge prefers most is trained with every seed and judged on the test beginnings. Best-of-n
+sampling chooses among the stored outputs by the reward model and has nothing to set but n. As
+methods go different distances, each is also compared with what PPO gains at its distance.
 """
 
 from collections.abc import Sequence
@@ -26,10 +24,16 @@ from examples.evidence.experiment import (
     resolved,
     run,
     stage,
-    timed,
     write_dataset,
 )
-from examples.evidence.human_labels.people import judge_policy, prepare, train_policy
+from examples.evidence.human_labels.people import (
+    first_sentences,
+    judge_policy,
+    read_pairs,
+    store_outputs,
+    story_prompts,
+    train_rewards,
+)
 from rlhf.records.ranked import read_ranked
 from rlhf.run.rundir import RunDir
 
@@ -39,16 +43,22 @@ COLORS = ("#1d4ed8", "#0f766e", "#b45309", "#7e22ce")
 
 def measure(config: Config, out: Path) -> Config:
     """Try every setting of every method, then train the chosen ones with all seeds."""
-    people, labels = resolved(config)["people"], out.with_name("people")
+    people, seed = resolved(config)["people"], config["seeds"][0]
     people.pop("config", None)  # the file that it was read from
-    seed, steps = config["seeds"][0], people["ppo"]["steps"]
-    config = config | {"people": people, "labels": labels}
-    with timed(labels, people):  # refuses labels of another configuration
-        for judged_on, reference in REFERENCES.items():
-            accuracies = prepare(people | {"judged_on": judged_on}, labels, reference)
-        train_policy(people, labels, seed, {})  # its report has best-of-n sampling
+    pairs = read_pairs(people["data"])
+    accuracies = train_rewards(people, pairs, out)
+    firsts = first_sentences(pairs["heldout"])
+    for judged_on, name in REFERENCES.items():
+        stories = story_prompts(people | {"judged_on": judged_on}, firsts)
+        if judged_on == "validation":  # policies train on the beginnings of the other store
+            stories = [story for story in stories if story.prompt.split == "test"]
+        store_outputs(people, out, name, stories)
+    config = config | {"people": people}
     methods = {name: measure_method(config, out, name) for name in config["methods"]}
-    report = RunDir(labels / f"evaluate-{seed}-{steps}").read_report()
+    # any policy's report has best-of-n sampling of the stored outputs
+    name, first = next(iter(methods.items()))
+    any_policy = run_name(name, first["chosen"], seed, "test")
+    report = RunDir(out / f"evaluate-{any_policy.removeprefix('ppo-')}").read_report()
     return {"accuracy": accuracies, "methods": methods, "best_of_n": report["best_of_n"]}
 
 
@@ -62,35 +72,34 @@ def measure_method(config: Config, out: Path, name: str) -> Config:
 
 
 def train(config: Config, out: Path, which: tuple[str, int], seed: int, judged_on: str) -> Config:
-    """Train one method with one of its settings, and judge its answers.
-
-    A run that is one of `people.py` is taken from there.
-    """
+    """Train one method with one of its settings, and judge its answers."""
     name, place = which
-    people, labels, method = config["people"], config["labels"], config["methods"][name]
+    people, method = config["people"], config["methods"][name]
     command, how = method["command"], method["tries"][place]
-    is_run_of_people = command == "ppo" and not how and judged_on == "test"
-    if is_run_of_people:
-        return kept(train_policy(people, labels, seed, how))
-    reference = REFERENCES[judged_on]
+    stored = out / REFERENCES["test"]
     inputs: list[str | Path]
     if command == "ppo":
-        inputs = ["--reward", labels / "reward", "--reference", labels / reference]
+        inputs = ["--reward", out / "reward", "--reference", stored]
         how = people["ppo"] | how
     elif command == "dpo":
-        inputs = ["--rankings", write_pairs(labels / "reward-labels", out, method["prompts"])]
+        inputs = ["--rankings", write_pairs(out / "reward-labels", out / "pairs")]
     else:
-        inputs = ["--best-of", labels / reference]
-    policy = out / f"{name.replace(' ', '-')}-{place}-{seed}-{judged_on}"
+        inputs = ["--best-of", stored]
+    policy = out / run_name(name, place, seed, judged_on)
     base = ["--model", people["model"], "--seed", seed]
     stage(policy, command, *base, *inputs, *flags(how))
-    return kept(judge_policy(people, policy, labels, seed, reference))
+    return kept(judge_policy(people, policy, out, seed, REFERENCES[judged_on]))
 
 
-def write_pairs(labels: Path, out: Path, prompts: int) -> Path:
-    """The first prompts that a reward model was trained on, with their pairs."""
+def run_name(method: str, place: int, seed: int, judged_on: str) -> str:
+    """The folder of a policy, by method and the place of its setting."""
+    return f"{method.replace(' ', '-')}-{place}-{seed}-{judged_on}"
+
+
+def write_pairs(labels: Path, out: Path) -> Path:
+    """The labels that the reward model was trained on, without those that it is tested with."""
     train = [record for record in read_ranked(labels) if record.prompt.split == "train"]
-    return write_dataset(out / f"pairs-of-{prompts}", train[:prompts])
+    return write_dataset(out, train)
 
 
 def kept(found: Config) -> Config:
