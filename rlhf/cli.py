@@ -34,6 +34,7 @@ from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, InputError, LostPeerError, MismatchError, RlhfError
 from rlhf.planning.price import cost_sentence
 from rlhf.ranks import exit_process, is_main_process, world_size
+from rlhf.run.watchdog import reporting_to_loop
 
 COMMANDS = {
     "import": "labels.import_",
@@ -134,7 +135,8 @@ def _run(tokens: list[str]) -> int:
     try:
         if settings is not None:
             refuse_groups(tokens, settings)
-        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        with reporting_to_loop():
+            app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         return _fail(explain(error, tokens, list(COMMANDS), settings))
     except RlhfError as error:

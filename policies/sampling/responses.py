@@ -59,7 +59,7 @@ def generate_responses(
     loaded = frozen_model(
         settings.engine, settings.model, accelerator, tokenizer, longest, size, dtype=dtype
     )
-    with loaded as model, progress("sampling responses", len(slots)) as bar:
+    with loaded as model, progress("sampling responses", len(slots), is_stage=True) as bar:
         for rows in batches_by_length([len(ids) for ids in encoded], model.at_once):
             samples = model.sample([encoded[row] for row in rows], sampling)
             add(

@@ -30,6 +30,7 @@ from rlhf.records.jsonl import write_json
 from rlhf.run.telemetry.work import Work
 
 GRACE_SECONDS = 2.0
+FOLDER_VARIABLE = "RLHF_HEARTBEAT"  # `rlhf loop` sets it for a command without a run folder
 SECONDS_BETWEEN_COUNTS = 3.0  # a file system that many ranks share is not kept busy
 LATE_SHARE = 0.7  # of the timeout: heartbeats of other ranks are up to a fifth of it old
 COLLECTIVES = (
@@ -162,6 +163,20 @@ def watching(
     finally:
         ended.set()
         _watch.folder = None
+
+
+@contextmanager
+def reporting_to_loop() -> Iterator[None]:
+    """Write heartbeats while the block runs, if a loop has started this command and asks for them.
+
+    Processes that the command starts do not write there.
+    """
+    folder = os.environ.pop(FOLDER_VARIABLE, None)
+    if folder is None:
+        yield
+        return
+    with watching(Path(folder), None, lambda stall: None):
+        yield
 
 
 def _watch_for_stalls(

@@ -16,6 +16,7 @@ from rlhf.run.rundir import RunDir
 from rlhf.run.telemetry.work import duration
 from rlhf.run.watchdog import running_heartbeat
 
+# run folders; other commands only have heartbeats, in a folder of their name
 FOLDERS = {"train-reward": "reward", "reference": "reference", "ppo": "ppo", "evaluate": "evaluate"}
 
 
@@ -134,7 +135,7 @@ def _stage(
     own = [one for one in entries if (one["round"], one["stage"]) == (number, name)]
     earlier = [one["seconds"] for one in entries if one["stage"] == name and one["exit_code"] == 0]
     usual = earlier[-1] if earlier else None
-    folder = file.out / f"round-{number}" / FOLDERS.get(name, "")
+    folder = file.out / f"round-{number}" / FOLDERS.get(name, name)
     if _is_done(entries, own, folder if name in FOLDERS else None):
         return StageView(name=name, status="done", seconds=_seconds(own))
     if not own:
@@ -144,7 +145,7 @@ def _stage(
     seconds = time.time() - datetime.fromisoformat(own[-1]["started_at"]).timestamp()
     left = None if usual is None or seconds > usual else usual - seconds
     running = StageView(name=name, status="running", seconds=max(0.0, seconds), left_seconds=left)
-    return _counted(running, RunDir(folder)) if name in FOLDERS else running
+    return _counted(running, RunDir(folder))
 
 
 def _is_done(

@@ -171,6 +171,7 @@ def _start(run: RunDir, stage: Stage, launch: Sequence[str]) -> "subprocess.Pope
             stdin=subprocess.DEVNULL,
             stdout=STDERR,
             pass_fds=[file.fileno()],
+            env=os.environ | stage.environment,
             process_group=0,  # Ctrl-C in a terminal reaches only the loop, which ends the child
         )
         file.truncate(0)

@@ -19,6 +19,8 @@ from rlhf.config import setting_names, to_plain, to_yaml
 from rlhf.config.paths import flag_of
 from rlhf.errors import ConfigError
 from rlhf.records.jsonl import write_text_atomically
+from rlhf.run.rundir import RunDir
+from rlhf.run.watchdog import FOLDER_VARIABLE
 
 # Commands that have a folder of their own and leave the database alone.
 LAUNCHED = ("train-reward", "reference", "ppo", "evaluate")
@@ -55,6 +57,14 @@ class Stage:
     def out(self) -> Path | None:
         """The folder that the command makes; None where it works on the database."""
         return self.given.get("out")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its process has in its environment besides the loop's."""
+        if self.out is not None and self.name != "export":  # it reports in its run folder
+            return {}
+        folder = RunDir(self.folder / self.name).heartbeat
+        return {FOLDER_VARIABLE: str(folder.absolute())}
 
     @property
     def words(self) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from labeling_app.db.store import Store
 from rlhf import __version__
 from rlhf.cli import COMMANDS
 from rlhf.records.jsonl import write_jsonl
@@ -79,7 +80,11 @@ for command in (
      "--batch-sizes", "1", "--prompt-tokens", "8", "--answer-tokens", "4", "--repeats", "1", *fast],
     ["users", "add", "ann", "--db", "labels.db"],
     ["backup", "--db", "labels.db", "--out", "backups/monday.db"],
+    ["trace", "RANKING", "--db", "labels.db"],
     ["plan", *model, "--gpus", "8", "--gpu-memory", "24"],
+    ["loop", "--config", "loop.yaml"],
+    ["runs", "promote", "runs/loop"],
+    ["runs", "history", "runs/loop"],
     ["doctor"],
 ):
     assert main(command) == 0, command
@@ -89,6 +94,20 @@ for name, module in COMMANDS.items():
     assert main([*words, "--dry-run"]) == 0, words
     print("CHECKED", name)
 """.replace("MODEL", MODEL)
+ROUND = {
+    "out": "runs/loop",
+    "model": MODEL,
+    "prompts": ["prompts.jsonl"],
+    "annotator": "signal:vowels:count",
+    "rounds": 1,
+    "stages": {
+        "generate": {"k": 2, "max_new_tokens": 8, "precision": "fp32"},
+        "train-reward": {"precision": "fp32"},
+        "reference": {"samples": 2, "max_new_tokens": 8, "precision": "fp32"},
+        "ppo": {"steps": 1, "batch": {"episodes_per_step": 4}, "precision": "fp32"},
+        "evaluate": {"samples": 1, "precision": "fp32"},
+    },
+}
 
 
 def files_of(package: str) -> Iterator[Path]:
@@ -177,6 +196,9 @@ def work(installed: Installed, tiny_model: Path) -> Path:
     answers = {"responses": ["It was lovely.", "It was awful."], "tiers": [[0], [1]]}
     rows = [{"prompt": prompt, "split": split, **answers} for prompt, split in asked]
     write_jsonl(folder / "ranked.jsonl", rows)
+    asked_alone = ({"prompt": prompt, "split": split} for prompt, split in asked)
+    write_jsonl(folder / "prompts.jsonl", asked_alone)
+    (folder / "loop.yaml").write_text(json.dumps(ROUND))
     installed.run("python", "-c", STAGE)
     return folder
 
@@ -200,11 +222,23 @@ def test_the_whole_loop_runs_and_so_does_every_example(installed: Installed, wor
     (folder / "vowels.py").write_text(
         "def count(prompt, response):\n    return float(sum(one in 'aeiou' for one in response))\n"
     )
-    shown = installed.run("python", "-c", LOOP)
+    with Store(folder / "labels.db", read_only=True) as store:
+        ranking = next(iter(store.ranked_prompts())).rankings[0].id
+    shown = installed.run("python", "-c", LOOP.replace("RANKING", ranking))
     assert re.findall(r"^CHECKED (.+)$", shown, re.MULTILINE) == list(COMMANDS)
     require_page(folder / "runs" / "first" / "evaluate")
     report = json.loads((folder / "runs" / "first" / "evaluate" / "report.json").read_text("utf-8"))
     assert report["win_rate"]["gold"]["n"] == 4
+    for command, page in (
+        (["serve", "--policy", "runs/loop", "--db", "served.db"], "health"),
+        (["serve", "--reward", "runs/first/reward"], "health"),
+        (["chat", "--policy", "runs/loop", "--reference", MODEL], "live"),
+    ):
+        port = free_port()
+        started = ["rlhf", *command, "--port", str(port)]
+        url = f"http://127.0.0.1:{port}/{page}"
+        with running(started, url, installed.environment, folder):
+            pass
 
 
 def test_the_board_serves_its_pages_and_all_that_they_load(

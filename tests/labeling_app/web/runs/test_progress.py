@@ -127,6 +127,14 @@ def test_what_a_stage_counts_says_how_much_is_left(file: LoopFile) -> None:
     assert stages(file, 0)["ppo"].doing == ""  # of an attempt that was killed
 
 
+def test_a_command_without_a_run_folder_counts_too(file: LoopFile) -> None:
+    write_beat(file.out / "round-0" / "generate", "starting", counted("sampling", 3, 12, 50.0))
+    write_commands(file, entry(0, "generate", None))
+    found = stages(file, 0)["generate"]
+    assert (found.status, found.share) == ("running", 0.25)
+    assert found.left_seconds == pytest.approx(40, abs=5)
+
+
 def test_a_part_of_a_stage_says_what_is_left_of_that_part(file: LoopFile) -> None:
     folder = make_round(file.out, 0, evaluate="running") / "evaluate"
     part = counted("sampling answers", 1024, 2048, 50.0, is_stage=False)

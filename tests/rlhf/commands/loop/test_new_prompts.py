@@ -12,6 +12,7 @@ from rlhf.commands.loop.new_prompts import NewPrompts
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.run.loops.pausing import end_pause, request_pause
 from rlhf.run.rundir import RunDir
+from rlhf.run.watchdog import read_heartbeats
 from tests.labeling_app.conftest import build_prompt, build_responses
 
 GENERATE = {"k": 2, "max_new_tokens": 4, "precision": "fp32"}
@@ -56,6 +57,8 @@ def test_they_get_responses_of_the_first_model_also_in_a_later_round(
         new.sample_responses(not_ready)
         [entry] = read_commands(run)
         assert (entry["round"], entry["stage"], entry["exit_code"]) == (3, "generate", 0)
+        [beat] = read_heartbeats(run.path / "round-3" / "generate" / "heartbeat")
+        assert beat.phase == "sampling responses"  # whose count the Runs page shows
         for prompt in (NEW, HIDDEN):
             assert [one.model for one in store.responses(prompt.id)] == [str(tiny_model)] * 2
         assert len(store.responses(OLD.id)) == 2  # those it was imported with
