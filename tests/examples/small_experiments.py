@@ -35,7 +35,7 @@ SMALL = {
 PEOPLE = {
     "question": "Continue: {}",
     "turns": [["I sat.", "I sat. It was warm."]],
-    "pairs": {"A": 3, "B": 3},
+    "pairs": 3,
     "test": 2,
     "validation": 1,
     "judged_on": "test",
@@ -66,6 +66,7 @@ CHANGES = {
     "people": {**PEOPLE, "ptx": {"settings": {"ptx.per_episode": 0.5}}},
     "methods": {
         "people": PEOPLE,
+        "labels": 2,
         "tuning_seed": 3,
         "max_nats_per_token": 0.25,
         "methods": {

@@ -83,11 +83,17 @@ def prepare(config: Config, out: Path) -> Config:
     return accuracies
 
 
-def train_rewards(config: Config, pairs: dict[str, list[Config]], out: Path) -> Config:
-    """Train reward model and judge, on the labels of different people; their accuracies."""
+def train_rewards(
+    config: Config, pairs: dict[str, list[Config]], out: Path, labels: int | None = None
+) -> Config:
+    """Train reward model and judge, on the labels of different people; their accuracies.
+
+    The reward model has as many labels as the judge, or `labels` of them.
+    """
+    number = config["pairs"]
     return {
-        "reward": train_reward(config, pairs, "A", out / "reward"),
-        "judge": train_reward(config, pairs, "B", out / "judge"),
+        "reward": train_reward(config, pairs, "A", out / "reward", labels or number),
+        "judge": train_reward(config, pairs, "B", out / "judge", number),
     }
 
 
@@ -207,10 +213,12 @@ def draw_test(
     return as_records(config, (unseen[place] for place in drawn), "test")
 
 
-def train_reward(config: Config, pairs: dict[str, list[Config]], split: str, out: Path) -> Config:
-    """Train on one split's labels; the accuracy on held-out labels, with and without bare texts."""
+def train_reward(
+    config: Config, pairs: dict[str, list[Config]], split: str, out: Path, number: int
+) -> Config:
+    """Train on labels of one split; the accuracy on held-out ones, with and without bare texts."""
     full = [pair for pair in pairs[split] if not is_bare(pair)]
-    drawn = np.random.default_rng(0).permutation(len(full))[: config["pairs"][split]]
+    drawn = np.random.default_rng(0).permutation(len(full))[:number]
     train = as_records(config, (full[place] for place in drawn), "train")
     test = as_records(config, (pair for pair in pairs["heldout"] if not is_bare(pair)), "test")
     data = write_dataset(out.with_name(f"{out.name}-labels"), [*train, *test])

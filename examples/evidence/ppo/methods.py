@@ -46,7 +46,7 @@ def measure(config: Config, out: Path) -> Config:
     people, seed = resolved(config)["people"], config["seeds"][0]
     people.pop("config", None)  # the file that it was read from
     pairs = read_pairs(people["data"])
-    accuracies = train_rewards(people, pairs, out)
+    accuracies = train_rewards(people, pairs, out, config["labels"])
     firsts = first_sentences(pairs["heldout"])
     for judged_on, name in REFERENCES.items():
         stories = story_prompts(people | {"judged_on": judged_on}, firsts)
