@@ -91,7 +91,6 @@ def _arguments(settings: DPOSettings) -> DPOConfig:
         beta=settings.beta,
         precompute_ref_log_probs=not settings.lora.rank,
         precompute_ref_batch_size=settings.micro_batch_size,
-        per_device_eval_batch_size=1,  # trl averages accuracies over batches, whatever their size
     )
 
 

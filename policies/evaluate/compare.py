@@ -7,7 +7,7 @@ prompt resemble each other.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,15 @@ class Comparison:
         return given
 
 
-def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
+def evaluate_policy(
+    settings: EvaluateSettings, before_done: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """Run the stage and return the main numbers of its report.
+
+    Args:
+        settings: of the command.
+        before_done: called when the report is written, before the stage counts as done: a killed
+            one is called again. A finished stage calls it, too.
 
     Raises:
         InputError: an input is missing or unfinished, belongs to another model, or the split is
@@ -121,6 +128,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
     comparison = prepare(settings)
     run = open_stage(settings.out, "evaluate", settings, comparison.inputs, resume=settings.resume)
     if run.is_done:
+        before_done()
         return headline(run.read_report())
     with stage_status(run), watching_stage(run, None):
         tokenizer = comparison.store.load_tokenizer(comparison.policy["path"])
@@ -156,6 +164,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
         metrics = read_metrics(RunDir(Path(settings.policy)).metrics_file)
         shown = report_samples(comparison.prompts, by_model, scores, wins["reference"])
         write_report(report, shown, metrics, run.report_json, run.report_html)
+        before_done()
     return headline(run.read_report())
 
 

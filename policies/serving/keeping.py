@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from policies.serving.servers.events import MAX_TEXT, Answer
 from policies.serving.split import Conversation
+from rlhf.endpoints.chat_completions import text_content
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt, Response, content_id
 from rlhf.records.served import ServedResponse
@@ -122,14 +123,14 @@ def served_response(
         variant=asked.conversation.variant,
         prompt=prompt,
         response=response,
-        comparison=keeping.comparison,
+        comparison=None if asked.conversation.is_ambiguous else keeping.comparison,
     )
 
 
 def _prompt(messages: list[dict[str, Any]], keeping: Keeping) -> Prompt | None:
     """The conversation as a prompt; None with pictures, tools or an answer to continue."""
     try:
-        read = [Message.from_json({**one, "content": _text_of(one)}) for one in messages]
+        read = [Message.from_json({**one, "content": text_content(one)}) for one in messages]
     except InputError:
         return None
     cleaned = tuple(replace(one, content=keeping.clean(one.content)) for one in read)
@@ -137,13 +138,3 @@ def _prompt(messages: list[dict[str, Any]], keeping: Keeping) -> Prompt | None:
         return Prompt.create(cleaned, "train", SOURCE)
     except InputError:
         return None
-
-
-def _text_of(message: dict[str, Any]) -> Any:
-    """The content of a message as one text, if it is text alone."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return content
-    texts = [one.get("text") for one in content if isinstance(one, dict)]
-    is_text = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
-    return "\n".join(map(str, texts)) if is_text else None

@@ -5,7 +5,7 @@ import json
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf.records.served import Variant
@@ -15,10 +15,15 @@ REMEMBERED = 100_000  # answers of conversations that may go on
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation: the id of its first answer, and who answers."""
+    """A conversation: the id of its first answer, and who answers.
+
+    `is_ambiguous`: another one had the same words so far, so this may be either of them. Its
+    feedback is not compared.
+    """
 
     id: str
     variant: Variant
+    is_ambiguous: bool = False
 
 
 class Split:
@@ -60,8 +65,10 @@ class Split:
         self, conversation: Conversation, messages: Sequence[dict[str, Any]], text: str
     ) -> None:
         """Recognize the conversation when it continues after this answer."""
-        said = {"role": "assistant", "content": text}
-        self._known[_key([*messages, said])] = conversation
+        key = _key([*messages, {"role": "assistant", "content": text}])
+        known = self._known.get(key, conversation)
+        is_other = known.id != conversation.id
+        self._known[key] = replace(conversation, is_ambiguous=True) if is_other else conversation
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
 

@@ -42,7 +42,6 @@ TRAINER_STATE = "trainer_state.json"  # the Trainer writes it last: a checkpoint
 KEPT = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"}
 OLD_NAME = "`(is_)?gradient_checkpointing"  # by which trl asks transformers
 LONGER_PASSES = "--micro-batch-size"
-NEVER = 0.0  # seconds: a run that stalls is not ended, `rlhf status` shows where it is
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 
@@ -64,7 +63,7 @@ def trainer_arguments(settings: TrainerSettings, kind: type[Arguments], **more: 
         "seed": settings.seed,
         "num_train_epochs": settings.epochs,
         "per_device_train_batch_size": settings.micro_batch_size,
-        "per_device_eval_batch_size": settings.micro_batch_size,
+        "per_device_eval_batch_size": 1,  # trl averages over batches, whatever their size
         "learning_rate": settings.learning_rate,
         "warmup_steps": settings.warmup_fraction,
         "lr_scheduler_type": "linear",
@@ -141,7 +140,7 @@ def trainer_stage(
     if run.is_done:
         yield run
         return
-    with stage_status(run), watching_stage(run, NEVER), warnings.catch_warnings():
+    with stage_status(run), watching_stage(run, None), warnings.catch_warnings():
         warnings.filterwarnings("ignore", OLD_NAME, FutureWarning)
         yield run
 

@@ -88,11 +88,22 @@ def serve_policies(settings: Settings) -> dict[str, Any]:
 
 
 def engine_commands(settings: Settings) -> list[str]:
-    """The command lines of the model servers that are started, with PORT for a free one."""
-    lines = []
-    for folder, endpoint in _wanted(settings).values():
+    """The command lines of the model servers that are started, with PORT for a free one.
+
+    Raises:
+        InputError: a policy is a run that did not finish, or of another stage.
+    """
+    from rlhf.modeling.models import policy_folder
+    from rlhf.modeling.readers import kwargs_for, used_kwargs
+
+    given, lines = settings.chat_template_kwargs, []
+    for name, endpoint in _wanted(settings).values():
         if endpoint is None:
-            words = engine_command(settings.engine, str(folder), 0, {}, settings.engine_flags)
+            assert name is not None  # checked by the settings
+            folder = policy_folder(name)
+            is_there = Path(folder).is_dir()  # else --dry-run says that it is missing
+            kwargs = used_kwargs(folder, kwargs_for(folder, given)) if is_there else {}
+            words = engine_command(settings.engine, folder, 0, kwargs, settings.engine_flags)
             lines.append(shlex.join(words).replace("--port 0", "--port PORT"))
     return lines
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from http.client import HTTPResponse
 from typing import Any
@@ -47,6 +48,16 @@ def text_of(content: Any) -> str:
     if not isinstance(content, str | None):
         raise TypeError(f"a {type(content).__name__} in the place of text")
     return (content or "").encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def text_content(message: Mapping[str, Any]) -> Any:
+    """The content of a message, its parts of text joined by lines; None where a part is no text."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return content
+    texts = [one.get("text") for one in content if isinstance(one, dict)]
+    is_text = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+    return "\n".join(map(str, texts)) if is_text else None
 
 
 def key_header(variable: str) -> dict[str, str]:

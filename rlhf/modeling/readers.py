@@ -27,6 +27,11 @@ def described_kwargs(description: dict[str, str]) -> dict[str, Any]:
     return kwargs
 
 
+def used_kwargs(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The --chat-template-kwargs of a model: those it records, else `given`."""
+    return template_kwargs(load_tokenizer(name, given))
+
+
 def kwargs_for(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """The --chat-template-kwargs for a second model: `given`, unless it records its own."""
     return given if given and not template_kwargs(load_tokenizer(name)) else {}

@@ -146,7 +146,7 @@ def _pieces(answer: HTTPResponse) -> Iterator[tuple[str, str]]:
         [choice] = json.loads(read_answer(answer))["choices"]
         yield text_of(choice["message"]["content"]), text_of(choice.get("finish_reason")) or "stop"
         return
-    ended = False
+    ended, half = False, ""
     while line := answer.readline(MAX_LINE):
         data = line.strip().removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or data == b"[DONE]":
@@ -158,9 +158,26 @@ def _pieces(answer: HTTPResponse) -> Iterator[tuple[str, str]]:
         for choice in event["choices"]:
             ending = text_of(choice.get("finish_reason"))
             ended = ended or bool(ending)
-            yield text_of(choice.get("delta", {}).get("content")), ending
+            whole, half = split_half(half, choice.get("delta", {}).get("content"))
+            yield whole, ending
     if not ended:
         raise StreamEndedError("the stream ended without a finish reason")
+
+
+def split_half(half: str, content: Any) -> tuple[str, str]:
+    """Whole characters, and the half of one at the end, which the next piece completes.
+
+    JSON writes some characters as pairs, which a server may send in two pieces.
+
+    Args:
+        half: what was left of the piece before.
+        content: the next piece; None is none.
+    """
+    if not isinstance(content, str | None):
+        return text_of(content), ""
+    text = half + (content or "")
+    is_half = "\ud800" <= text[-1:] <= "\udbff"
+    return (text_of(text[:-1]), text[-1]) if is_half else (text_of(text), "")
 
 
 def served_model(url: str) -> str:

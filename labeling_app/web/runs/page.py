@@ -73,7 +73,7 @@ def content(process: LoopProcess) -> dict[str, Any]:
     results = [one.result for one in rounds if one.result]
     return {
         "status": status_of(process),
-        "exit_code": None if process.is_starting else process.exit_code,
+        "exit_code": None if process.is_running or process.is_starting else process.exit_code,
         "rounds": rounds,
         "points": picture.points(results),
         "picture": picture,
@@ -150,8 +150,10 @@ def what_is_missing(waiting: Waiting) -> str:
     has_some = waiting.new > 0
     if waiting.missing <= waiting.possible:
         return "Train now starts the round with the rankings there are." if has_some else ""
+    is_one = waiting.missing == 1
+    missing = "1 ranking is" if is_one else f"{waiting.missing:,} rankings are"
     return (
-        f"{waiting.missing:,} rankings are missing, and the open tasks can give only "
+        f"{missing} missing, and the open tasks can give only "
         f"{waiting.possible:,}. Import more prompts on the Data page"
         + (", or train now." if has_some else ".")
     )

@@ -49,7 +49,10 @@ def add_runs_page(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
     @app.get(PATH + "/{number}/{stage}")
     def report(number: int, stage: str) -> HTMLResponse:
         known = stage in STAGES and 0 <= number < MAX_ROUND
-        run = report_path(process.file, number, stage) if known else None
+        try:
+            run = report_path(process.file, number, stage) if known else None
+        except InputError as error:
+            raise _broken(error) from None
         if run is None:
             raise HTTPException(status_code=404, detail="There is no such report.")
         text = run.report_html.read_text(encoding="utf-8")
@@ -68,7 +71,11 @@ def _content(process: LoopProcess) -> Payload:
     try:
         return content(process)
     except InputError as error:
-        raise HTTPException(status_code=500, detail=f"{error.problem}. {error.remedy}") from None
+        raise _broken(error) from None
+
+
+def _broken(error: InputError) -> HTTPException:
+    return HTTPException(status_code=500, detail=f"{error.problem}. {error.remedy}")
 
 
 def answer(process: LoopProcess, name: str, payload: Payload) -> Payload:

@@ -11,7 +11,8 @@ from policies.serving.errors import UNAVAILABLE, ApiError
 from policies.serving.servers.events import BrokenStreamError, answer_of
 from policies.serving.servers.upstream import Upstream, unusable
 from reward.serving.batches import QueueFullError, SharedBatches
-from rlhf.errors import RlhfError
+from rlhf.endpoints.chat_completions import text_content
+from rlhf.errors import InputError, InterruptedRunError, RlhfError
 from rlhf.records.schema import Message, Prompt, Response
 
 USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
@@ -33,6 +34,7 @@ class BestOf:
         Raises:
             ApiError: the server fails, or the responses cannot be scored.
         """
+        prompt = _prompt(body["messages"])
         wanted = {name: value for name, value in body.items() if name != "stream_options"}
         if wanted.get("temperature") is None:
             wanted["temperature"] = TEMPERATURE
@@ -52,22 +54,40 @@ class BestOf:
             texts = [answer_of(one).text for one in completions]
         except BrokenStreamError as error:
             raise unusable(str(error)) from None
-        rewards = await self._score(body["messages"], texts)
+        rewards = await self._score(prompt, texts)
         best = max(range(self.number), key=rewards.__getitem__)
         return {**completions[best], "usage": _sum_of([one.get("usage") for one in completions])}
 
-    async def _score(self, messages: Sequence[dict[str, Any]], texts: list[str]) -> list[float]:
+    async def _score(self, prompt: Prompt, texts: list[str]) -> list[float]:
         try:
-            prompt = Prompt.create(tuple(map(Message.from_json, messages)), "test", "")
             responses = [Response(id="", prompt_id=prompt.id, text=t, model="") for t in texts]
             return await self.batches.rewards([(prompt, (one,)) for one in responses])
         except QueueFullError:
             headers = {"retry-after": "1"}
             problem = "Too many responses wait for their reward. Ask again."
             raise ApiError(503, problem, UNAVAILABLE, headers=headers) from None
+        except InterruptedRunError as error:  # the server of the reward is away
+            problem = f"The responses have no reward: {error.problem}. Ask again."
+            raise ApiError(503, problem, UNAVAILABLE) from None
         except RlhfError as error:
-            problem = f"The responses cannot be scored: {error.problem}. {error.remedy}"
-            raise ApiError(400, problem) from None
+            raise _cannot_be_scored(error) from None
+
+
+def _prompt(messages: Sequence[dict[str, Any]]) -> Prompt:
+    """What the responses answer.
+
+    Raises:
+        ApiError: nothing can score answers to it, such as one with pictures.
+    """
+    try:
+        read = [Message.from_json({**one, "content": text_content(one)}) for one in messages]
+        return Prompt.create(tuple(read), "test", "")
+    except InputError as error:
+        raise _cannot_be_scored(error) from None
+
+
+def _cannot_be_scored(error: RlhfError) -> ApiError:
+    return ApiError(400, f"The responses cannot be scored: {error.problem}. {error.remedy}")
 
 
 def _sum_of(usages: Sequence[Any]) -> dict[str, int]:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlhf.endpoints.chat_completions import text_of
+
 DONE = b"data: [DONE]\n\n"
 MAX_LINE_BYTES = 2**22
 MAX_TEXT = 2**20  # characters; a longer response is passed on and not kept
@@ -31,8 +33,11 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """All text so far, at most `MAX_TEXT` characters and one piece."""
-        return "".join(self.pieces)
+        """All text so far, at most `MAX_TEXT` characters and one piece.
+
+        A server may split a character that UTF-16 writes as a pair; half of one is replaced.
+        """
+        return text_of("".join(self.pieces))
 
     def add(self, message: dict[str, Any], finish: str | None) -> None:
         """Add the message of a choice, or the part of one."""

@@ -13,7 +13,7 @@ from cyclopts import CycloptsError
 from labeling_app.web.runs.loop_file import Kind, LoopFile, OpenSetting
 from rlhf.commands.files import refuse_unknown, settings_from_values
 from rlhf.commands.loop.settings import SECTIONS, LoopSettings
-from rlhf.commands.loop.stages import Stage, require_valid, stages_of_round
+from rlhf.commands.loop.stages import Stage, require_valid, set_by_loop, stages_of_round
 from rlhf.commands.usage import explain
 from rlhf.config import default_values, load_settings
 from rlhf.config.paths import find_setting, setting_names
@@ -72,11 +72,11 @@ def _open(settings: LoopSettings, name: str, stages: dict[str, Stage]) -> OpenSe
     _require_known(section, list(stages), "stages.")
     kind, stage = SECTIONS[section], stages[section]
     _require_known(path, list(setting_names(kind)), f"stages.{section}.")
-    if path in stage.given:
+    if path in set_by_loop(settings, stage):
         raise ConfigError(
             f"lead_may opens {name}, and rlhf loop sets it itself", "Delete it from lead_may."
         )
-    group, key = find_setting(dict(stage.section), path.split("."))
+    group, key = find_setting({**stage.given, **stage.section}, path.split("."))
     value = default_values(kind).get(path) if key is None else group[key]
     return _described(name, kind, path, value)
 

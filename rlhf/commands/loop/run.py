@@ -1,9 +1,9 @@
 """The loop: rounds of commands, until one does not gain or all are done.
 
 What is done is read from the disk alone: the stage.json of a stage, the folder of an export, the
-rounds of the database, and commands.json for import, generate and annotate, which do nothing when
-they are repeated. So a loop that was stopped at any moment goes on with the first command that is
-not done.
+rounds of the database, and commands.json for import, generate, annotate and round, which do
+nothing when they are repeated. So a loop that was stopped at any moment goes on with the first
+command that is not done.
 """
 
 import shutil
@@ -133,8 +133,8 @@ def _is_done(run: RunDir, stage: Stage) -> bool:
         return bool(stage.out and stage.out.is_dir())
     if stage.out is not None:
         return RunDir(stage.out).is_done
-    if stage.name == "round":
-        return has_round(stage.given["db"], stage.given["policy"] / "policy")
+    if stage.name == "round" and has_round(stage.given["db"], stage.given["policy"] / "policy"):
+        return True
     return any(
         (entry["round"], entry["stage"], entry["exit_code"]) == (stage.number, stage.name, 0)
         for entry in read_commands(run)

@@ -129,7 +129,7 @@ class LoopSettings:
                     f"--start-at has no effect with {self.annotator}, which ranks at once",
                     "Leave it out.",
                 )
-        elif self.new_rankings is None:
+        elif self.waits_for_people and self.new_rankings is None:
             raise ConfigError(
                 "--new-rankings is none, and there is no --start-at",
                 "Give one of them: no round would start.",

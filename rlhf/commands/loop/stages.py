@@ -22,17 +22,14 @@ from rlhf.records.jsonl import write_text_atomically
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import FOLDER_VARIABLE
 
-# Commands that have a folder of their own and leave the database alone.
-LAUNCHED = ("train-reward", "reference", "ppo", "evaluate")
+# Commands that have a run folder and leave the database alone.
+WITH_RUN_FOLDER = ("train-reward", "reference", "ppo", "evaluate")
 # Settings with which a command would do something else than its part of a round.
 NOT_IN_A_LOOP = {
     "export": ("format",),
     "reference": ("inspect", "replace_reward", "shard"),
     "evaluate": ("from_db",),
 }
-
-
-PRICED = ("train-reward", "reference", "ppo", "evaluate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,7 @@ class Stage:
     @property
     def environment(self) -> dict[str, str]:
         """What its process has in its environment besides the loop's."""
-        if self.out is not None and self.name != "export":  # it reports in its run folder
+        if self.name in WITH_RUN_FOLDER:  # it reports there
             return {}
         folder = RunDir(self.folder / self.name).heartbeat
         return {FOLDER_VARIABLE: str(folder.absolute())}
@@ -112,7 +109,7 @@ class Stage:
 
 def launch_of(settings: LoopSettings, stage: Stage) -> list[str]:
     """The words of --launch that stand before a command."""
-    return launch_words(settings.launch) if stage.name in LAUNCHED else []
+    return launch_words(settings.launch) if stage.name in WITH_RUN_FOLDER else []
 
 
 def stages_of_round(settings: LoopSettings, number: int) -> list[Stage]:
@@ -139,6 +136,11 @@ def stages_of_round(settings: LoopSettings, number: int) -> list[Stage]:
     return stages
 
 
+def set_by_loop(settings: LoopSettings, stage: Stage) -> Mapping[str, Any]:
+    """The settings of a command that only the loop may set."""
+    return _given(settings, stage.number)[stage.name]
+
+
 def _given(settings: LoopSettings, number: int) -> dict[str, dict[str, Any]]:
     """By command, the settings that only the loop may set."""
     here, before, first = (settings.round_folder(one) for one in (number, number - 1, 0))
@@ -161,7 +163,7 @@ def _given(settings: LoopSettings, number: int) -> dict[str, dict[str, Any]]:
     given["round"]["reward"] = before / "reward"
     if number:
         given["evaluate"]["against"] = before / "ppo"
-    for name in ("train-reward", "reference", "ppo", "evaluate"):
+    for name in WITH_RUN_FOLDER:
         given[name]["resume"] = True
     return given
 
@@ -175,7 +177,7 @@ def _usual(settings: LoopSettings, name: str) -> dict[str, Any]:
     if kind == "signal":
         usual["evaluate"] = {"gold": settings.annotator}
     price = settings.price_per_hour
-    priced = {"price_per_hour": price} if name in PRICED and price is not None else {}
+    priced = {"price_per_hour": price} if name in WITH_RUN_FOLDER and price is not None else {}
     has_seed = settings.seed is not None and "seed" in setting_names(SECTIONS[name])
     seeded = {"seed": settings.seed} if has_seed else {}
     return {**usual.get(name, {}), **seeded, **priced}
@@ -194,7 +196,7 @@ def require_valid(settings: LoopSettings) -> None:
             mode = "without prompts" if name == "import" else f"with {settings.annotator}"
             raise ConfigError(f"stages.{name} has no effect {mode}", "Delete the section.")
     for stage in stages:
-        given = _given(settings, stage.number)[stage.name]
+        given = set_by_loop(settings, stage)
         for key in stage.section:
             if key == "notify":
                 raise ConfigError(

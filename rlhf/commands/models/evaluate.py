@@ -70,15 +70,23 @@ def run(settings: Settings) -> dict[str, Any]:
     from policies.evaluate.report import headline
     from rlhf.run.rundir import require_done
 
+    queued: dict[str, Any] = {}
+
+    def ask_people() -> None:
+        if settings.to_db:
+            queued["queued"] = _queue(settings, settings.to_db)
+
     if settings.policy:
         from policies.evaluate.compare import evaluate_policy
 
         names = [field.name for field in fields(EvaluateSettings)]
-        result = evaluate_policy(EvaluateSettings(**{n: getattr(settings, n) for n in names}))
+        of_stage = EvaluateSettings(**{n: getattr(settings, n) for n in names})
+        result = evaluate_policy(of_stage, ask_people)
     else:
         result = headline(require_done(settings.out, "evaluate", "answers.jsonl").read_report())
-    if settings.to_db:
-        return {**result, "queued": _queue(settings, settings.to_db)}
+        ask_people()
+    if queued:
+        return {**result, **queued}
     return _read_votes(settings, settings.from_db) if settings.from_db else result
 
 

@@ -6,7 +6,9 @@ The request stays until somebody resumes the loop, also if the loop is killed an
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from rlhf.errors import InputError
 from rlhf.records.documents import Kinds, read_document
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir
@@ -44,14 +46,27 @@ def end_pause(out: Path) -> bool:
     return was_asked
 
 
+def read_request(file: Path, kinds: Kinds) -> dict[str, Any]:
+    """A file that another process may delete at any moment; nothing if it is not there.
+
+    Raises:
+        InputError: the file is broken.
+    """
+    try:
+        return read_document(file, kinds)
+    except InputError:
+        if file.exists():
+            raise
+        return {}
+
+
 def read_pause(out: Path) -> Pause | None:
     """The request to pause; None if there is none.
 
     Raises:
         InputError: the file is broken.
     """
-    file = RunDir(out).pause_file
-    if not file.is_file():
+    content = read_request(RunDir(out).pause_file, KINDS)
+    if not content:
         return None
-    content = read_document(file, KINDS)
     return Pause(by=content["by"], at=content["at"], stops_stage=content["stops_stage"])

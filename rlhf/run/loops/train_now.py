@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlhf.errors import InputError
-from rlhf.records.documents import Kinds, read_document
+from rlhf.records.documents import Kinds
 from rlhf.records.jsonl import write_json
 from rlhf.run.locks import is_locked
-from rlhf.run.loops.pausing import read_pause
+from rlhf.run.loops.pausing import read_pause, read_request
 from rlhf.run.rundir import RunDir
 
 KINDS: Kinds = {"round": int, "new": int, "wanted": int | None, "possible": int}
@@ -54,10 +54,11 @@ def read_waiting(out: Path) -> Waiting | None:
     Raises:
         InputError: the file is broken.
     """
-    file = RunDir(out).waiting_file
-    if not file.is_file() or not is_locked(out) or read_pause(out) is not None:
+    if not is_locked(out) or read_pause(out) is not None:
         return None
-    content = read_document(file, KINDS)
+    content = read_request(RunDir(out).waiting_file, KINDS)
+    if not content:
+        return None
     return Waiting(**{name: content[name] for name in KINDS})
 
 
@@ -89,6 +90,6 @@ def training_requested_by(out: Path, number: int) -> str | None:
         InputError: the file is broken.
     """
     file = RunDir(out).train_now_file
-    content = read_document(file, {"round": int, "by": str}) if file.is_file() else {}
+    content = read_request(file, {"round": int, "by": str})
     by: str | None = content["by"] if content.get("round") == number else None
     return by

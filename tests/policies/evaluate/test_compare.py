@@ -208,6 +208,21 @@ def test_an_evaluation_that_was_stopped_keeps_its_answers(
         assert report[measure] == before[measure]  # of the tokens, which are the same
 
 
+def test_people_are_asked_before_an_evaluation_counts_as_done(
+    evaluate: Evaluate, tmp_path: Path
+) -> None:
+    out, db = tmp_path / "out", tmp_path / "labels.db"
+    db.write_text("no database")
+    code, _, errors = evaluate(out, "--to-db", str(db))
+    assert code == 2, errors
+    assert not RunDir(out).is_done  # a loop would go on with the next round
+    db.unlink()
+    code, result, errors = evaluate(out, "--to-db", str(db), "--resume")
+    assert code == 0, errors
+    assert result["queued"] == 4
+    assert RunDir(out).is_done
+
+
 def test_a_finished_evaluation_does_not_ask_its_judge(
     evaluate: Evaluate, inputs: Inputs, done: RunDir
 ) -> None:

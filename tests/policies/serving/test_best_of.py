@@ -1,6 +1,7 @@
 """Best of N without servers: what is asked, and what becomes of the other requests if one fails."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 from policies.serving.errors import ApiError
 from policies.serving.servers.best_of import BestOf
 from reward.serving.batches import Counts, SharedBatches
+from rlhf.errors import InterruptedRunError
 from tests.servers.coroutines import run_alone
 
 HI = {"messages": [{"role": "user", "content": "Hi?"}]}
@@ -37,12 +39,18 @@ class Upstream:
         return {"choices": [{"message": {"content": "a" * number}}], "usage": usage}
 
 
-def complete(upstream: Upstream, body: dict[str, Any], waiting: int = 8) -> dict[str, Any]:
-    def count(answers: Any) -> list[float]:
-        return [float(len(response.text)) for _, (response,) in answers]
+def by_length(answers: Any) -> list[float]:
+    return [float(len(response.text)) for _, (response,) in answers]
 
+
+def complete(
+    upstream: Upstream,
+    body: dict[str, Any],
+    waiting: int = 8,
+    score: Callable[[Any], list[float]] = by_length,
+) -> dict[str, Any]:
     async def run() -> dict[str, Any]:
-        best_of = BestOf(3, SharedBatches(count, Counts(), waiting))
+        best_of = BestOf(3, SharedBatches(score, Counts(), waiting))
         async with httpx.AsyncClient() as client:
             try:
                 return await best_of.complete(upstream, client, body)
@@ -76,7 +84,37 @@ def test_if_one_fails_the_others_are_given_up() -> None:
     assert upstream.given_up == 2
 
 
-def test_what_cannot_be_scored_is_explained() -> None:
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "cook", "content": "Hi?"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]},
+    ],
+)
+def test_what_cannot_be_scored_is_explained_before_anything_is_sampled(message: dict) -> None:
+    upstream = Upstream()
     with pytest.raises(ApiError, match="The responses cannot be scored") as caught:
-        complete(Upstream(), {"messages": [{"role": "cook", "content": "Hi?"}]})
+        complete(upstream, {"messages": [message]})
     assert caught.value.status == 400
+    assert upstream.asked == []
+
+
+def test_a_prompt_may_come_in_parts_of_text() -> None:
+    asked = []
+
+    def keep(answers: Any) -> list[float]:
+        asked.extend(prompt.messages[0].content for prompt, _ in answers)
+        return [0.0 for _ in answers]
+
+    parts = [{"type": "text", "text": text} for text in ("Hi?", "And you?")]
+    complete(Upstream(), {"messages": [{"role": "user", "content": parts}]}, score=keep)
+    assert set(asked) == {"Hi?\nAnd you?"}
+
+
+def test_a_reward_server_that_is_away_is_not_the_fault_of_the_app() -> None:
+    def absent(answers: Any) -> list[float]:
+        raise InterruptedRunError("http://gpu does not answer after 5 attempts", "Start it.")
+
+    with pytest.raises(ApiError, match=r"does not answer after 5 attempts\. Ask again") as caught:
+        complete(Upstream(), HI, score=absent)
+    assert caught.value.status == 503

@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from policies.serving.servers.events import BrokenStreamError, EventReader, answer_of, as_events
+from policies.serving.servers.events import (
+    Answer,
+    BrokenStreamError,
+    EventReader,
+    answer_of,
+    as_events,
+)
 from policies.serving.split import REMEMBERED, Split
 
 NAMES = {"id": "chatcmpl-1", "model": "policy"}
@@ -71,6 +77,15 @@ def test_calls_of_tools_are_no_text():
     assert answer.text == ""
 
 
+def test_a_character_may_come_in_halves():
+    pieces = [{"content": piece} for piece in ("I am \ud83d", "\ude00, \ud83d")]
+    answer = Answer()
+    for piece in pieces:
+        answer.add(piece, None)
+    assert answer.text == "I am 😀, \ufffd"
+    answer.text.encode()  # as the database does
+
+
 def test_a_whole_answer_as_events_is_the_same_answer():
     message = {"role": "assistant", "content": "Hello!"}
     choice = {"index": 0, "message": message, "finish_reason": "length"}
@@ -102,6 +117,18 @@ def test_a_conversation_is_recognized_by_what_was_said():
     assert split.draw("c-3", turns("Hi?", "Hello!", "And?", "So.", "Oh!")) == begun
     assert split.draw("c-4", turns("Hi?", "Bye!", "And?")).id == "c-4"
     assert split.draw("c-5", turns("Hi?")).id == "c-5"
+
+
+def test_two_conversations_with_the_same_words_are_not_told_apart():
+    split = Split(0.5, seed=1)
+    for name in ("c-1", "c-2"):
+        split.remember(split.draw(name, turns("Hi?")), turns("Hi?"), "Hello!")
+    found = split.draw("c-3", turns("Hi?", "Hello!", "And?"))
+    assert (found.id, found.is_ambiguous) == ("c-2", True)
+    split.remember(found, turns("Hi?", "Hello!", "And?"), "So.")
+    later = split.draw("c-4", turns("Hi?", "Hello!", "And?", "So.", "Oh!"))
+    assert later.is_ambiguous
+    assert not split.draw("c-5", turns("Hi?")).is_ambiguous
 
 
 def test_only_so_many_conversations_are_remembered(monkeypatch):

@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -51,6 +52,19 @@ def test_prompt_and_response_are_redacted() -> None:
     assert found is not None
     assert (found.prompt.text, found.response.text) == ("I am **.", "You were **.")
     assert (found.response.model_fingerprint, found.response.finished) == ("abc", True)
+
+
+@pytest.mark.parametrize(("is_ambiguous", "comparison"), [(False, 7), (True, None)])
+def test_feedback_on_what_may_be_another_conversation_is_not_compared(
+    is_ambiguous: bool, comparison: int | None
+) -> None:
+    keeping = Keeping(records=Records(), comparison=7)
+    conversation = Conversation("chatcmpl-1", "policy", is_ambiguous)
+    found = served_response(
+        keeping, replace(asked(), conversation=conversation), said("Yes."), MODEL
+    )
+    assert found is not None
+    assert found.comparison == comparison
 
 
 @pytest.mark.parametrize(

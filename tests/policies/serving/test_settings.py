@@ -1,5 +1,6 @@
 """`rlhf serve`: settings that do nothing are refused, and what is started is shown."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from policies.serving.settings import read_share
 from rlhf.errors import ConfigError
+from rlhf.records.jsonl import write_json
 
 URL = "http://127.0.0.1:9/v1"
 POLICY = ("--endpoint", URL)
@@ -50,6 +52,17 @@ def test_a_dry_run_shows_the_servers_that_would_be_started(run_json):
     program = str(Path(sys.executable).with_name("transformers"))
     line = f"{program} serve {{}} --host 127.0.0.1 --port PORT --log-level error --x"
     assert found["commands"].splitlines() == [line.format("m"), line.format("b")]
+
+
+def test_a_dry_run_names_the_model_of_a_run(run_json, tiny_model, tmp_path):
+    policy = tmp_path / "ppo" / "policy"
+    shutil.copytree(tiny_model, policy)
+    write_json(tmp_path / "ppo" / "stage.json", {"stage": "ppo", "status": "done"})
+    values = '{"enable_thinking": false}'
+    of_run = ("--policy", str(tmp_path / "ppo"), "--chat-template-kwargs", values)
+    found = run_json("serve", *of_run, "--dry-run")["commands"]
+    assert f" serve {policy} " in found
+    assert values in found
 
 
 def test_an_engine_that_is_not_there_is_named(refused):

@@ -48,7 +48,8 @@ def _own_precision():
 def sft(tiny_model, tmp_path, capsys):
     def run(source, *more: str, out: str = "out", model=tiny_model) -> dict | str:
         arguments = ["sft", "--demonstrations", str(source), "--model", str(model), "--json"]
-        arguments += ["--out", str(tmp_path / out), "--batch-size", "2", "--micro-batch-size", "2"]
+        arguments += ["--out", str(tmp_path / out), "--batch-size", "2"]
+        arguments += [] if "--micro-batch-size" in more else ["--micro-batch-size", "2"]
         code = main([*arguments, "--precision", "fp32", "--learning-rate", "0.01", *more])
         captured = capsys.readouterr()
         return captured.err if code else json.loads(captured.out.splitlines()[-1])
@@ -56,18 +57,19 @@ def sft(tiny_model, tmp_path, capsys):
     return run
 
 
-def exported(lines, tmp_path):
-    """The same demonstrations as `rlhf export` leaves them, one of them held out."""
+def exported(tmp_path, held_out=("lovely",)):
+    """Demonstrations as `rlhf export` leaves them, two to train on."""
     from labeling_app.data_io.exporting import export
     from labeling_app.db.store import Store
     from labeling_app.rankings.verdicts import EDITED, PERSON
     from rlhf.records.schema import Message, Prompt, Ranking, Response
 
     with Store(tmp_path / "labels.db") as store:
-        for number, split in enumerate(("train", "train", "test")):
+        written = [("train", "lovely")] * 2 + [("test", text) for text in held_out]
+        for number, (split, best) in enumerate(written):
             words = (Message(role="user", content=f"Trip {number}?"),)
             prompt = Prompt.create(words, split, "live")
-            texts = [("lovely", PERSON), ("awful", "m")]
+            texts = [(best, PERSON), ("awful", "m")]
             responses = [
                 Response(id=f"{number}{t}", prompt_id=prompt.id, text=t, model=m) for t, m in texts
             ]
@@ -87,8 +89,8 @@ def weights(folder) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
-def test_what_people_wrote_is_learnt(sft, lines, tmp_path):
-    report = sft(exported(lines, tmp_path), "--epochs", "25")
+def test_what_people_wrote_is_learnt(sft, tmp_path):
+    report = sft(exported(tmp_path), "--epochs", "25")
     assert report["demonstrations"] == {"train": 2, "test": 1}
     assert report["steps"] == 25
     assert report["held_out_loss"]["after"] < report["held_out_loss"]["before"] / 2
@@ -99,6 +101,15 @@ def test_what_people_wrote_is_learnt(sft, lines, tmp_path):
     assert losses[-1] < losses[0] / 2
     again = sft(tmp_path / "demonstrations", "--epochs", "25", "--resume")
     assert again["already_done"] is True
+
+
+def test_the_held_out_loss_does_not_depend_on_how_many_examples_a_pass_reads(sft, tmp_path):
+    source = exported(tmp_path, held_out=("lovely", "It was lovely, warm and kind. " * 8))
+    losses = [
+        sft(source, "--epochs", "1", "--micro-batch-size", size, out=size)["held_out_loss"]
+        for size in ("1", "2")
+    ]
+    assert losses[0]["before"] == pytest.approx(losses[1]["before"], rel=1e-5)
 
 
 def test_an_interrupted_run_ends_with_the_same_bytes(sft, lines, tmp_path):

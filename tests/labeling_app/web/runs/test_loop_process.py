@@ -183,6 +183,16 @@ def test_what_cannot_be_opened(tmp_path: Path, name: str, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+def test_what_the_loop_only_suggests_may_be_opened(tmp_path: Path) -> None:
+    path = loop_file(tmp_path, ("stages.round.pick", "stages.ppo.seed"))
+    path.write_text(path.read_text() + "seed: 3\n")
+    _, found = read_loop_file(path)
+    assert {one.name: one.value for one in found.open} == {
+        "stages.round.pick": 100,  # as many as are waited for
+        "stages.ppo.seed": 3,
+    }
+
+
 def test_presses_at_once_start_one_loop_which_outlives_the_server(process: LoopProcess) -> None:
     assert status_of(process).words == "Not started yet."
     process.file.path.with_name("prompts.jsonl").unlink()  # the first stage will fail
@@ -242,6 +252,8 @@ def test_a_waiting_round_says_what_a_lead_can_do(process: LoopProcess) -> None:
             "7 rankings are missing, and the open tasks can give only 6. Import more "
             "prompts on the Data page, or train now."
         )
+        write_waiting(out, Waiting(round=1, new=8, wanted=9, possible=0))
+        assert status_of(process).advice.startswith("1 ranking is missing, and the open tasks")
         write_waiting(out, Waiting(round=1, new=0, wanted=9, possible=6))
         status = status_of(process)
         assert (status.may_train, status.advice) == (

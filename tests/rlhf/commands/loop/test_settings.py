@@ -111,6 +111,12 @@ def test_words_of_launch_stand_before_commands_that_leave_the_database_alone(
     assert names == [["rlhf", one] for one in ("train-reward", "reference", "ppo", "evaluate")]
 
 
+def test_what_ranks_at_once_waits_for_no_number(
+    loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry_run(loop_file(f"{TOP}annotator: {SIGNAL}\nnew_rankings: none\n"), capsys)
+
+
 def test_a_section_decides_what_the_loop_only_suggests(
     loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
