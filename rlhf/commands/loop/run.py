@@ -19,7 +19,7 @@ from rlhf.commands.loop.splits import require_splits
 from rlhf.commands.loop.stages import Stage, launch_of, stages_of_round
 from rlhf.commands.loop.waiting import (
     Exported,
-    Look,
+    RankingCheck,
     count_new,
     has_round,
     last_exported,
@@ -107,8 +107,8 @@ def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[s
         notify(settings.notify, str(run.path), "waiting", f"Round {export.number}: people rank.")
         began = _round_began(entries, export.number)
         new_prompts = NewPrompts(run, settings, export.number)
-        look = Look(run, settings, found, export.number, after, began)
-        wait_for_rankings(look, new_prompts.sample_responses)
+        check = RankingCheck(run, settings, found, export.number, after, began)
+        wait_for_rankings(check, new_prompts.sample_responses)
     count = count_new(settings.database, after, found)
     return {"new_rankings": count["new"]}
 

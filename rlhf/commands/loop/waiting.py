@@ -106,7 +106,9 @@ def wait_while_paused(run: RunDir, number: int) -> None:
     say("Resumed.")
 
 
-def wait_for_rankings(look: "Look", sample_responses: Callable[[Callable[[], bool]], None]) -> None:
+def wait_for_rankings(
+    check: "RankingCheck", sample_responses: Callable[[Callable[[], bool]], None]
+) -> None:
     """Return when there are enough new rankings, or one and it is time.
 
     Also returns when somebody asks to train at once and there is one. Prints how many there are and
@@ -114,23 +116,23 @@ def wait_for_rankings(look: "Look", sample_responses: Callable[[Callable[[], boo
     changed, at most once a minute.
 
     Args:
-        look: at the rankings of one round.
-        sample_responses: to prompts that have come without any; called before each pause between
-            two looks. It gets a function that looks, too, and says whether the wait is over.
+        check: says whether the round can begin.
+        sample_responses: to prompts that have come without any; called between two checks. Its
+            argument returns True once the round can begin.
     """
     while True:
-        wait_while_paused(look.run, look.number)
-        if look.is_ready():
-            end_waiting(look.run.path)
+        wait_while_paused(check.run, check.number)
+        if check.is_ready():
+            end_waiting(check.run.path)
             return
-        sample_responses(look.is_ready)
+        sample_responses(check.is_ready)
         time.sleep(POLL_SECONDS)
 
 
 @final
 @dataclass(eq=False)
-class Look:
-    """Looks for the new rankings of a round, as `wait_for_rankings` says, and prints what it found.
+class RankingCheck:
+    """Whether a round has enough new rankings, as `wait_for_rankings` says; prints how many.
 
     Args:
         run: of the loop.
@@ -156,12 +158,12 @@ class Look:
         self._is_ready = False
 
     def is_ready(self) -> bool:
-        """Whether the round can begin; once it can, nothing is looked at again."""
+        """Whether the round can begin; once it can, nothing is read again."""
         if not self._is_ready:
-            self._is_ready = self._look()
+            self._is_ready = self._read()
         return self._is_ready
 
-    def _look(self) -> bool:
+    def _read(self) -> bool:
         count, now = count_new(self.settings.database, self.after, self.export), datetime.now(UTC)
         there, wanted = count["new"], self.settings.new_rankings
         waiting = _waiting(self.settings.database, self.number, count, wanted)

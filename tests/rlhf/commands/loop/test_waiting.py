@@ -17,7 +17,7 @@ from rlhf.commands.loop import waiting
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.loop.waiting import (
     Exported,
-    Look,
+    RankingCheck,
     count_new,
     has_round,
     last_exported,
@@ -156,8 +156,8 @@ def wait(
 ) -> None:
     """Wait for rankings of a round that began so many hours ago."""
     settings = LoopSettings(out=db.parent, model="m", db=db, new_rankings=wanted, **more)
-    began = datetime.now(UTC) - timedelta(hours=hours)
-    wait_for_rankings(Look(RunDir(db.parent), settings, PEOPLE, number, NONE, began), sample)
+    began, run = datetime.now(UTC) - timedelta(hours=hours), RunDir(db.parent)
+    wait_for_rankings(RankingCheck(run, settings, PEOPLE, number, NONE, began), sample)
 
 
 class Clock:
