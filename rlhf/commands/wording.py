@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def counted(number: int, noun: str) -> str:
@@ -15,10 +16,25 @@ def listed(parts: list[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
 
 
-def next_command(name: str, **flags: str | Path) -> str:
-    """What to type next, with values quoted for the shell."""
+def command_line(name: str, **flags: str | Path) -> str:
+    """A command to type, with values quoted for the shell."""
     words = [f"--{flag.replace('_', '-')} {shlex.quote(str(v))}" for flag, v in flags.items()]
-    return " ".join(["Next: rlhf", name, *words])
+    return " ".join(["rlhf", name, *words])
+
+
+def next_command(name: str, **flags: str | Path) -> str:
+    """The line that says what to type next."""
+    return f"Next: {command_line(name, **flags)}"
+
+
+def described_kl(kl: Mapping[str, Any]) -> str:
+    """A KL divergence with its standard error, and whether it can be told from 0."""
+    error = kl["standard_error"]
+    words = f"{kl['nats']:z.2f} nats per response"
+    if error is None:
+        return f"{words}, of {kl['sequences']} responses"
+    unclear = ", which cannot be told from 0" * (abs(kl["nats"]) < 2 * error)
+    return f"{words} ± {error:.2f} (standard error, {kl['sequences']} responses){unclear}"
 
 
 def columns(rows: Mapping[str, object]) -> str:

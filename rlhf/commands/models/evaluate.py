@@ -1,5 +1,6 @@
 """`rlhf evaluate`: compares a policy with the original, by judges and by people's blind votes."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,13 +9,21 @@ from cyclopts import Parameter
 
 from policies.evaluate.settings import EvaluateSettings
 from rlhf.commands.modes import refuse_idle
-from rlhf.commands.wording import counted, listed
+from rlhf.commands.wording import command_line, counted, described_kl, listed
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
+from rlhf.run.intervals import in_words
+from rlhf.run.rundir import RunDir, require_done
 
 EXAMPLE = """rlhf evaluate --policy runs/first/ppo --reward runs/first/reward \\
     --reference runs/first/reference --out runs/first/evaluate"""
 UNNAMED = Parameter(show_default=False)
+TEMPLATE_SHARE = 0.05  # of the answers; more often, a phrase is a template
+VERDICTS = {
+    "better": "The new model is better.",
+    "worse": "The new model is worse.",
+    "unproven": "No proven difference.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +77,6 @@ def run(settings: Settings) -> dict[str, Any]:
     read votes (--from-db) of a finished --out.
     """
     from policies.evaluate.report import headline
-    from rlhf.run.rundir import require_done
 
     queued: dict[str, Any] = {}
 
@@ -92,21 +100,120 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """The verdict in sentences, from report.json."""
-    from policies.evaluate.summaries import describe_evaluation
-    from rlhf.run.rundir import RunDir
-
     run = RunDir(settings.out)
     pairs = counted(result["queued"], "pair") if settings.to_db else ""
     queued = f"Queued {pairs} for people.\n" if pairs else ""
     with run.reading_report():
-        return queued + describe_evaluation(settings, run.read_report(), settings.to_db)
+        return queued + describe_report(settings, run.read_report(), settings.to_db)
+
+
+def describe_report(
+    settings: EvaluateSettings, report: Mapping[str, Any], votes: Path | None = None
+) -> str:
+    """The verdict, every judge's win rate, what else changed, where the report is, whom to ask.
+
+    Args:
+        settings: of the stage.
+        report: what report.json holds.
+        votes: the label database in which people are to vote, if they are.
+    """
+    length, kl, out = report["length"], report["kl"]["reverse"], settings.out
+    rival = report.get("rival", {"win_rate": {}, "name": ""})
+    lines = [
+        VERDICTS[report["verdict"]["outcome"]],
+        *_win_rates(report, report, "the original"),
+        *_win_rates(report, rival, rival["name"]),
+        *_student(report.get("student"), report),
+        *_unclear(report.get("verdicts", {"asked": 0, "unclear": 0})),
+        f"Length {length['reference']:.0f} → {length['policy']:.0f} tokens.",
+        f"Reverse KL from the original model: {described_kl(kl)}.",
+        *_likelihoods(report.get("log_likelihood"), report.get("retained")),
+        *_template(report.get("template")),
+        f"Report: {RunDir(out).report_html}",
+    ]
+    if votes:
+        lines.append(f"Let people vote: {command_line('label', db=votes)}")
+        lines.append(f"Then: {command_line('evaluate', out=out, from_db=votes)}")
+    elif "people" not in report["win_rate"]:
+        lines.append(f"To ask people: {command_line('evaluate', out=out, to_db='labels.db')}")
+    return "\n".join(lines)
+
+
+def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -> Iterator[str]:
+    for judge, rate in part["win_rate"].items():
+        described = report["judges"][judge]
+        name = f"{described['kind']} {described['name']}".strip()
+        yield (
+            f"The policy wins {in_words(rate)} against {other} on {rate['n']} prompts, judged by "
+            f"{name}."
+        )
+    needed = part.get("votes", {}).get("still_needed")
+    if needed:
+        yield f"About {needed} more votes, on other prompts, would prove a difference of this size."
+
+
+def _student(student: Mapping[str, Any] | None, report: Mapping[str, Any]) -> Iterator[str]:
+    """How much of its teacher's gain a distilled policy has kept, by each judge."""
+    if student is None:
+        return
+    ours, theirs = (student["parameters"][name] for name in ("student", "teacher"))
+    yield f"The policy has {ours:,} parameters, {100 * ours / theirs:.0f} % of its teacher's."
+    for judge, gain in student["gain"].items():
+        name = " ".join(report["judges"][judge][part] for part in ("kind", "name")).strip()
+        low = gain["teacher"]["low"]
+        if low is None or low <= 0:
+            yield f"By {name}, the teacher's own gain cannot be told from 0."
+        else:
+            yield f"It keeps {in_words(gain['kept'])} of its teacher's gain by {name}."
+
+
+def _likelihoods(
+    answers: Mapping[str, Mapping[str, Any]] | None, texts: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """How likely the answers are under the original model, and what the policy forgot."""
+    if answers:
+        yield (
+            "Log-likelihood of the answers under the original model: "
+            f"{answers['reference']['value']:z.2f} → {answers['policy']['value']:z.2f} nats per "
+            "token."
+        )
+    if texts:
+        change = texts["difference"]
+        between = (
+            "" if change["low"] is None else f", {change['low']:+z.3f} to {change['high']:+z.3f}"
+        )
+        yield (
+            "Negative log-likelihood of neutral text: "
+            f"{texts['before']:.3f} → {texts['after']:.3f} nats per token "
+            f"({change['value']:+z.3f}{between})."
+        )
+
+
+def _template(found: Mapping[str, Mapping[str, Any]] | None) -> Iterator[str]:
+    """A warning where a phrase stands in many of the new answers and in few of the original's."""
+    if found is None:
+        return
+    new, original = found["policy"], found["reference"]
+    if new["share"] > max(TEMPLATE_SHARE, 2 * original["share"]):
+        yield (
+            f"A template: {100 * new['share']:.0f} % of the new answers say “{new['words']}” (the "
+            f"original's commonest four words stand in {100 * original['share']:.0f} %). Read the "
+            "samples before you trust the win rate."
+        )
+
+
+def _unclear(verdicts: Mapping[str, int]) -> Iterator[str]:
+    if verdicts["unclear"]:
+        yield (
+            f"{verdicts['unclear']} of {verdicts['asked']} verdicts of the AI judge could not be "
+            "read and count for nothing; its words are in judge.jsonl."
+        )
 
 
 def _queue(settings: Settings, db: Path) -> int:
     from labeling_app.annotators.comparisons import queue_pairs
     from labeling_app.db.store import Store
     from policies.evaluate.votes import pairs_to_ask
-    from rlhf.run.rundir import RunDir
 
     pairs = [pair for asked in pairs_to_ask(RunDir(settings.out)).values() for pair in asked]
     with Store(db) as store:
@@ -120,7 +227,6 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
     from labeling_app.db.store import Store
     from policies.evaluate.votes import add_votes, pairs_to_ask
     from rlhf.errors import InputError
-    from rlhf.run.rundir import RunDir
 
     run = RunDir(settings.out)
     pairs = pairs_to_ask(run)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from policies.sampling.settings import GenerateSettings as Settings
+from rlhf.commands.wording import counted, next_command
 from rlhf.errors import InputError
 
 EXAMPLE = "rlhf generate --db labels.db --model models/SmolLM2-135M-Instruct -k 4"
@@ -29,7 +30,13 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """How many responses are new, and why when none is."""
-    from policies.evaluate.summaries import describe_generated
-
-    return describe_generated(settings, result)
+    """How many responses were added, or why there was nothing to do."""
+    if not result["responses"]:
+        return (
+            f"Nothing to do: all prompts in {settings.db} have {settings.k} responses of "
+            f"{settings.model} already. A larger -k samples more."
+        )
+    return (
+        f"Sampled {counted(result['responses'], 'response')} to "
+        f"{counted(result['prompts'], 'prompt')}.\n{next_command('label', db=settings.db)}"
+    )

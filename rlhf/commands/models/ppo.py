@@ -1,8 +1,11 @@
 """`rlhf ppo`."""
 
+from pathlib import Path
 from typing import Any
 
 from policies.ppo.settings import PPOSettings as Settings
+from rlhf.commands.wording import described_kl, next_command
+from rlhf.planning.price import advice_on_speed
 
 EXAMPLE = """rlhf ppo --model models/SmolLM2-135M-Instruct --reward runs/first/reward \\
     --reference runs/first/reference --out runs/first/ppo"""
@@ -18,10 +21,19 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """How far reward and policy moved."""
-    from policies.evaluate.summaries import describe_policy
-
-    return describe_policy(settings, result)
+    """How far the reward and the policy moved, and how to find out whether it is better."""
+    reward, out = result["reward"], settings.out.parent / "evaluate"
+    judges: dict[str, str | Path] = {"reward": settings.reward[0], "reference": settings.reference}
+    return "\n".join(
+        [
+            f"Mean reward: {reward['first']:z.2f} in the first of {result['steps']} steps, "
+            f"{reward['last']:z.2f} in the last, each of {settings.batch.episodes_per_step} "
+            "responses.",
+            f"Reverse KL from the original model: {described_kl(result['kl']['reverse'])}.",
+            *advice_on_speed(result),
+            next_command("evaluate", policy=settings.out, **judges, out=out),
+        ]
+    )
 
 
 def memory_plan(settings: Settings) -> str:

@@ -1,8 +1,10 @@
 """`rlhf reference`."""
 
+from pathlib import Path
 from typing import Any
 
 from policies.reference.settings import ReferenceSettings as Settings
+from rlhf.commands.wording import counted, next_command
 
 EXAMPLE = """rlhf reference --prompts rankings --model models/SmolLM2-135M-Instruct \\
     --reward runs/first/reward --out runs/first/reference"""
@@ -28,11 +30,28 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """What was stored; with --inspect, a full description of the reference store."""
-    from policies.evaluate.summaries import describe_stored
-    from policies.reference.summary import describe_store
+    """What was stored; with --inspect, a full description of the reference store.
 
-    return describe_store(result) if settings.inspect else describe_stored(settings, result)
+    With --shard, how many of the shards there are.
+    """
+    if settings.inspect:
+        from policies.reference.summary import describe_store
+
+        return describe_store(result)
+    if "rows" not in result:
+        [[done, number]] = [item for item in result["shards"].items() if item[0] != "of"]
+        return f"{number} of {result['shards']['of']} shards are {done}; other jobs do the rest."
+    rows, reward, out = result["rows"], settings.reward, settings.out
+    stored = (
+        f"Stored {counted(rows, 'response')} to {counted(result['prompts'], 'prompt')} with "
+        f"log-probs in {out}: {result['mean_length']:.0f} tokens on average, "
+        f"{100 * result['finished'] / rows:.0f} % ended by themselves."
+    )
+    if reward is None:
+        return "\n".join([stored, next_command("reference", reward="RM", out=out)])
+    inputs: dict[str, str | Path] = {"model": result["model"]["path"], "reward": reward}
+    following = next_command("ppo", **inputs, reference=out, out=out.parent / "ppo")
+    return "\n".join([stored, f"They have the rewards of {reward}.", following])
 
 
 def memory_plan(settings: Settings) -> str:

@@ -15,9 +15,9 @@ from policies.deployment.distill.student import half_of
 from policies.deployment.distill.train import _arguments, sampling_like
 from policies.evaluate.measures.statistics import share_of_gain
 from policies.evaluate.settings import EvaluateSettings
-from policies.evaluate.summaries import describe_evaluation
 from policies.reference.store import open_store
 from rlhf.cli import main
+from rlhf.commands.models.evaluate import describe_report
 from rlhf.config import read_settings_file
 from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm, save_model
@@ -222,7 +222,7 @@ def test_the_evaluation_says_how_much_of_the_gain_is_kept(
     assert gain["kept"]["value"] == pytest.approx(kept)
     assert shown["student"]["parameters"] == done.read_report()["parameters"]
     settings = EvaluateSettings(policy="p", reference=reference, reward=SIGNAL, out=out)
-    said = describe_evaluation(settings, report)
+    said = describe_report(settings, report)
     assert "parameters, 70 % of its teacher's." in said
     assert "The policy was distilled from it" in RunDir(out).report_html.read_text()
 

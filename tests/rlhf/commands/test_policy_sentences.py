@@ -5,26 +5,22 @@ from pathlib import Path
 import pytest
 
 from policies.evaluate.settings import EvaluateSettings
-from policies.evaluate.summaries import (
-    describe_evaluation,
-    describe_generated,
-    describe_policy,
-    describe_stored,
-)
 from policies.ppo.settings import PPOSettings
 from policies.reference.settings import ReferenceSettings
 from policies.sampling.settings import GenerateSettings
+from rlhf.commands.models import generate, ppo, reference
+from rlhf.commands.models.evaluate import describe_report
 
 RUN = Path("runs/a")
 
 
 def test_a_second_generate_says_why_there_is_nothing() -> None:
     settings = GenerateSettings(db=Path("l.db"), model="models/m", k=4)
-    assert describe_generated(settings, {"responses": 0, "prompts": 0}) == (
+    assert generate.describe(settings, {"responses": 0, "prompts": 0}) == (
         "Nothing to do: all prompts in l.db have 4 responses of models/m already. "
         "A larger -k samples more."
     )
-    assert describe_generated(settings, {"responses": 8, "prompts": 2}) == (
+    assert generate.describe(settings, {"responses": 8, "prompts": 2}) == (
         "Sampled 8 responses to 2 prompts.\nNext: rlhf label --db l.db"
     )
 
@@ -42,7 +38,7 @@ def test_stored_answers_with_rewards_lead_to_ppo() -> None:
     settings = ReferenceSettings(
         prompts=Path("rankings"), model="models/m", reward="runs/a/reward", out=RUN / "reference"
     )
-    assert describe_stored(settings, MANIFEST).splitlines() == [
+    assert reference.describe(settings, MANIFEST).splitlines() == [
         "Stored 24 responses to 12 prompts with log-probs in runs/a/reference: 11 tokens on "
         "average, 75 % ended by themselves.",
         "They have the rewards of runs/a/reward.",
@@ -53,14 +49,14 @@ def test_stored_answers_with_rewards_lead_to_ppo() -> None:
 
 def test_stored_answers_without_rewards_lead_to_them() -> None:
     settings = ReferenceSettings(prompts=Path("r"), model="models/m", out=RUN / "reference")
-    last = describe_stored(settings, MANIFEST).splitlines()[-1]
+    last = reference.describe(settings, MANIFEST).splitlines()[-1]
     assert last == "Next: rlhf reference --reward RM --out runs/a/reference"
 
 
 @pytest.mark.parametrize("done", ["stored", "scored"])
 def test_a_part_of_the_shards(done: str) -> None:
     settings = ReferenceSettings(prompts=Path("r"), model="m", out=RUN, shard="0/4")
-    said = describe_stored(settings, {"shards": {done: 3, "of": 8}})
+    said = reference.describe(settings, {"shards": {done: 3, "of": 8}})
     assert said == f"3 of 8 shards are {done}; other jobs do the rest."
 
 
@@ -86,7 +82,7 @@ def test_how_far_a_policy_moved(nats: float, error: float | None, said: str) -> 
         "reward": {"first": -0.104, "last": 0.52},
         "kl": {"reverse": {"nats": nats, "standard_error": error, "sequences": 64}},
     }
-    assert describe_policy(settings, report).splitlines() == [
+    assert ppo.describe(settings, report).splitlines() == [
         "Mean reward: -0.10 in the first of 40 steps, 0.52 in the last, each of 64 responses.",
         f"Reverse KL from the original model: {said}.",
         "Next: rlhf evaluate --policy runs/a/ppo --reward rm "
@@ -108,7 +104,7 @@ def test_verdicts_that_nobody_can_read_are_told() -> None:
         "length": {"reference": 19.4, "policy": 22.6},
         "kl": {"reverse": {"nats": 6.1, "standard_error": 0.4, "sequences": 128}},
     }
-    assert describe_evaluation(settings, report).splitlines()[2] == (
+    assert describe_report(settings, report).splitlines()[2] == (
         "97 of 128 verdicts of the AI judge could not be read and count for nothing; its words are "
         "in judge.jsonl."
     )
@@ -134,7 +130,7 @@ def test_a_template_is_warned_of(original: float, new: float, warns: bool) -> No
         "A template: 6 % of the new answers say “i'm here to help” (the original's commonest four "
         "words stand in 2 %). Read the samples before you trust the win rate."
     )
-    assert (warning in describe_evaluation(settings, report).splitlines()) == warns
+    assert (warning in describe_report(settings, report).splitlines()) == warns
 
 
 def test_a_verdict_with_all_judges_and_a_rival() -> None:
@@ -173,15 +169,15 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         "Report: runs/a/evaluate/report.html",
         "To ask people: rlhf evaluate --out runs/a/evaluate --to-db labels.db",
     ]
-    assert describe_evaluation(settings, report).splitlines() == expected
-    assert describe_evaluation(settings, report, Path("v.db")).splitlines()[-2:] == [
+    assert describe_report(settings, report).splitlines() == expected
+    assert describe_report(settings, report, Path("v.db")).splitlines()[-2:] == [
         "Let people vote: rlhf label --db v.db",
         "Then: rlhf evaluate --out runs/a/evaluate --from-db v.db",
     ]
     asked = {**report, "win_rate": {"people": rate(0.5)}, "judges": {"people": {
         "kind": "people", "name": ""}}, "votes": {"still_needed": 7}}  # fmt: skip
     del asked["rival"]
-    assert describe_evaluation(settings, asked).splitlines() == [
+    assert describe_report(settings, asked).splitlines() == [
         expected[0],
         "The policy wins 50 % (too few prompts for an interval) against the original on 64 "
         "prompts, judged by people.",
