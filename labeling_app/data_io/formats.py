@@ -18,6 +18,7 @@ from labeling_app.db.tasks import CheckPurpose
 from labeling_app.rankings.tiers import Tiers, checked_tiers, judgments_of_pairs, tiers_of_scores
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import (
+    STRENGTHS,
     AnnotatorKind,
     JsonObject,
     Message,
@@ -57,6 +58,8 @@ class Entry:
     # A gold or training item: its one ranking is the right one, not somebody's judgment.
     check: CheckPurpose | None = None
     explanation: str = ""
+    is_unnamed: bool = False
+    """Whether people judged and the line names none: the same judgment again is another vote."""
     made: dict[str, dict[str, float]] = field(default_factory=dict)
     """`created_at` and `duration_ms` of rankings, by id, where the line says them."""
 
@@ -110,7 +113,8 @@ def _build(
     if kind not in ("human", "ai", "signal"):
         raise InputError(f"Unknown kind of annotator {kind!r}", "Use human, ai or signal.")
     unnamed = "imported" if kind == "human" else f"imported-{kind}"
-    annotator = str(value.get("annotator") or defaults.annotator or unnamed)
+    named = value.get("annotator") or defaults.annotator
+    annotator = str(named or unnamed)
     rankings = []
     for judgment in judged.judgments:
         tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgment)
@@ -134,6 +138,7 @@ def _build(
         rankings=tuple(rankings),
         check=check,
         explanation=explanation,
+        is_unnamed=kind == "human" and not named and check is None,
     )
 
 
@@ -285,27 +290,42 @@ def _read_preference(value: JsonObject) -> tuple[tuple[Message, ...], _Judged]:
     else:
         messages, texts = _split_common_start(chosen, _text(rejected, "rejected"))
     models = [str(value.get(f"{side}_model") or "imported") for side in ("chosen", "rejected")]
-    return messages, _Judged(texts=texts, models=models, judgments=[[[0], [1]]])
+    margin = value.get("margin")  # other margins are not strengths, such as differences of rewards
+    strengths = (int(margin),) if margin in STRENGTHS else ()
+    return messages, _Judged(
+        texts=texts, models=models, judgments=[[[0], [1]]], strengths=strengths
+    )
 
 
 def _conversations(
     value: JsonObject, chosen: tuple[Message, ...], rejected: Any
 ) -> tuple[tuple[Message, ...], tuple[str, str]]:
+    """Chosen and rejected turns after those of `prompt`, which they may repeat."""
     worse = _messages(rejected, "rejected")
-    if isinstance(value.get("prompt"), list) and len(chosen) == len(worse) == 1:
-        return _messages(value["prompt"], "prompt"), (chosen[0].content, worse[0].content)
-    return _same_start(chosen, worse)
+    given = value.get("prompt")
+    prompt = _messages(given, "prompt") if isinstance(given, list) else ()
+    return _same_start(chosen, worse, prompt)
 
 
 def _same_start(
-    chosen: tuple[Message, ...], rejected: tuple[Message, ...]
+    chosen: tuple[Message, ...], rejected: tuple[Message, ...], prompt: tuple[Message, ...] = ()
 ) -> tuple[tuple[Message, ...], tuple[str, str]]:
-    if chosen[:-1] != rejected[:-1] or not chosen[:-1] or len(chosen) != len(rejected):
+    turns = _joined(prompt, chosen[:-1])
+    if chosen[:-1] != rejected[:-1] or not turns or len(chosen) != len(rejected):
         raise UnusableContentError(
             "chosen and rejected do not answer the same conversation",
             "They must have the same turns except for the last one.",
         )
-    return chosen[:-1], (chosen[-1].content, rejected[-1].content)
+    return turns, (chosen[-1].content, rejected[-1].content)
+
+
+def _joined(prompt: tuple[Message, ...], turns: tuple[Message, ...]) -> tuple[Message, ...]:
+    """A prompt and the turns after it, where one may repeat the other."""
+    if turns[: len(prompt)] == prompt or turns[len(turns) - len(prompt) :] == prompt:
+        return turns
+    if prompt[len(prompt) - len(turns) :] == turns:
+        return prompt
+    return prompt + turns
 
 
 def _hh_turns(text: str) -> tuple[Message, ...]:
@@ -327,7 +347,7 @@ def _split_common_start(chosen: str, rejected: str) -> tuple[tuple[Message, ...]
 
 
 def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Judged]:
-    """UltraFeedback: completions with an overall score by GPT-4; equal scores tie."""
+    """UltraFeedback: completions with an overall score by GPT-4, if any; equal scores tie."""
     completions = value["completions"]
     if not isinstance(completions, list) or not all(isinstance(c, dict) for c in completions):
         raise InputError("completions must be a list of objects", EXAMPLES)
@@ -335,11 +355,13 @@ def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Judged
     texts = [_text(completion.get("response"), "a response") for completion in completions]
     models = [str(completion.get("model") or "imported") for completion in completions]
     messages = (Message(role="user", content=_text(value["instruction"], "instruction")),)
-    if len(scores) < 2 or not all(isinstance(score, int | float) for score in scores):
-        return messages, _Judged(texts=texts, models=models)
-    if not all(map(is_finite_number, scores)):
+    scored = [place for place, score in enumerate(scores) if isinstance(score, int | float)]
+    if not all(is_finite_number(scores[place]) for place in scored):
         raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
-    tiers = tiers_of_scores(scores, 0.0)
+    if len(scored) < 2:
+        return messages, _Judged(texts=texts, models=models)
+    ordered = tiers_of_scores([scores[place] for place in scored], 0.0)
+    tiers = [[scored[place] for place in tier] for tier in ordered]
     return messages, _Judged(
         texts=texts, models=models, judgments=[tiers], scores=scores, kind="ai"
     )

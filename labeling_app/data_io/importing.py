@@ -12,6 +12,7 @@ from sqlite_utils import Database
 
 from labeling_app.data_io.formats import Defaults, Entry, read_entry
 from labeling_app.data_io.reading import Part, is_hub_name, read_rows
+from labeling_app.data_io.repeats import Repeats
 from labeling_app.db.imports.replacing import last_name, names_of_imports
 from labeling_app.db.imports.unfinished import (
     READ_AHEAD,
@@ -227,10 +228,12 @@ def read_entries(
         BadLineError: a bad line, unless it is left out.
         InputError: the file cannot be read.
     """
+    repeats = Repeats()
     for place, row, split in read_rows(path, part, progress):
         report.lines += 1
         with _named(place, on_error, report):
             if isinstance(row, BadLineError):
                 raise row
             value = parse_line(row, place) if isinstance(row, str) else row
-            yield place, read_entry(value, replace(defaults, split=split) if split else defaults)
+            entry = read_entry(value, replace(defaults, split=split) if split else defaults)
+            yield place, repeats.numbered(entry)

@@ -14,29 +14,35 @@ from rlhf.records.schema import AnnotatorKind, JsonObject, Ranking, Response, co
 
 LABEL_WORDS = {"true": "up", "false": "down"}
 UNPAIRED = ("prompt", "completion", "label")
+SINGLE = ("response", "completion")  # of a line with one answer
 EXAMPLE = 'Write {"prompt": "…", "response": "…", "thumbs": "up"}, or "down".'
 
 
 def with_responses(value: JsonObject) -> JsonObject:
-    """A line with thumbs as one that has `responses` and a list of `thumbs`; others as they are.
+    """A line with one `response` or `completion`, or with thumbs, as one with lists.
+
+    What a table has in no row is None there, and as good as absent.
 
     Raises:
-        InputError: a label that is neither true nor false, or a completion of several messages.
+        InputError: a label that is neither true nor false, a completion of several messages, or
+        a response beside `responses`.
     """
     if all(value.get(name) is not None for name in UNPAIRED):
-        rest = {name: found for name, found in value.items() if name not in UNPAIRED[1:]}
         thumb = LABEL_WORDS.get(str(value["label"]).lower())  # a cell of a CSV file is text
         if thumb is None:
             raise InputError(
                 f"label is {value['label']!r:.80}", "Write true for good and false for bad."
             )
-        return {**rest, "responses": [_text(value["completion"])], "thumbs": [thumb]}
-    if value.get("thumbs") is None:  # tables hold every column in every row
-        return value
-    rest = {name: found for name, found in value.items() if name != "response"}
-    thumbs = value["thumbs"] if isinstance(value["thumbs"], list) else [value["thumbs"]]
-    own = {"responses": [value["response"]]} if value.get("response") is not None else {}
-    return {**rest, **own, "thumbs": thumbs}
+        value = {name: found for name, found in value.items() if name != "label"}
+        value["thumbs"] = thumb
+    for name in SINGLE:
+        if value.get(name) is not None:
+            if value.get("responses"):
+                raise InputError(f"The line has both {name} and responses", EXAMPLE)
+            rest = {other: found for other, found in value.items() if other != name}
+            value = {**rest, "responses": [_text(value[name])]}
+    thumbs = value.get("thumbs")
+    return value if thumbs is None or isinstance(thumbs, list) else {**value, "thumbs": [thumbs]}
 
 
 def thumb_rankings(

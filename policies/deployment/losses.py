@@ -179,11 +179,12 @@ def compare_reward_models(
 
 def count_agreement(
     before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
-) -> dict[str, float | int]:
+) -> dict[str, float | int | None]:
     """The share of pairs of responses to one prompt that two models order in the same way.
 
     Worked example: (1, 2, 3) and (1, 3, 2) agree on two of three pairs. Pairs that the first model
-    ties are left out; a tie of the second alone is a different order.
+    ties are left out; a tie of the second alone is a different order. Without pairs, the share is
+    None.
     """
     same = [
         np.sign(new[i] - new[j]) == np.sign(old[i] - old[j])
@@ -191,4 +192,4 @@ def count_agreement(
         for i, j in combinations(range(len(old)), 2)
         if old[i] != old[j]
     ]
-    return {"agreement": float(np.mean(same)) if same else 1.0, "pairs": len(same)}
+    return {"agreement": float(np.mean(same)) if same else None, "pairs": len(same)}

@@ -15,6 +15,7 @@ from policies.deployment.losses import compare_policies, compare_reward_models
 from policies.deployment.settings import QuantizeSettings
 from policies.reference.prompts import load_prompts
 from reward.scoring.files import require_new
+from reward.scoring.rankings import training_gain
 from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.modeling.models import (
     WEIGHTS,
@@ -74,6 +75,7 @@ def quantize(settings: QuantizeSettings) -> dict[str, Any]:
                     "after": weight_bytes(folder),
                 },
                 **found,
+                **({"normalisation": {"gain": training_gain(settings.run)}} if is_reward else {}),
                 "cost": cost_of(run, settings.price_per_hour),
                 "seed": settings.seed,
                 "inputs": inputs,
@@ -138,15 +140,16 @@ def find_model(settings: QuantizeSettings) -> dict[str, str]:
 def read_held_out(
     settings: QuantizeSettings, *, is_reward: bool
 ) -> tuple[list[RankedPrompt], dict[str, str]]:
-    """The prompts to compare on, of an export its test prompts; and where they come from.
+    """The prompts to compare on, and where they come from; test prompts where the source says so.
 
     Raises:
         InputError: there are none, or none with two responses for a reward model to order.
     """
     path = settings.prompts
     records, content_hash = load_prompts(path)
-    if path.is_dir():
-        records = [record for record in records if record.prompt.split == "test"]
+    test = [record for record in records if record.prompt.split == "test"]
+    if path.is_dir() or test:  # a file may have no splits
+        records = test
     if is_reward:
         records = [record for record in records if len(record.responses) > 1]
     if not records:
@@ -166,6 +169,12 @@ def require_little_lost(found: Mapping[str, Any], settings: QuantizeSettings) ->
     Raises:
         GuardError: names what was lost, and how much.
     """
+    if found.get("pairs", {"pairs": 1})["pairs"] == 0:
+        raise GuardError(
+            "The reward model gives all responses to a prompt the same reward: there is no order "
+            "to lose",
+            "Nothing was written. Give the model that training has finished, or other --prompts.",
+        )
     for measure in lost_points(found):
         if measure.points > settings.max_loss:
             raise GuardError(

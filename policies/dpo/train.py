@@ -4,8 +4,9 @@
 
 With all weights, trl computes the original model's log-probs of all pairs before the first step;
 with an adapter, the original model is the policy with its adapter switched off. No second model is
-in memory. Log-probs are at temperature 1, and an answer ends as the chat template closes a turn,
-also one that was cut at the length limit.
+in memory. Log-probs are at temperature 1, and an answer ends as the chat template closes a turn, or
+with the tokenizer's end token where that has no special one; also one that was cut at the length
+limit.
 """
 
 import shutil
@@ -20,6 +21,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from policies.dpo.pairs import Rows, read_pairs
 from policies.dpo.settings import DPOSettings
+from policies.trl_training.rows import trl_rows
 from policies.trl_training.train import (
     count_tokens,
     ending,
@@ -31,7 +33,6 @@ from policies.trl_training.train import (
     trainer_stage,
 )
 from rlhf.modeling.adapters import lora_config
-from rlhf.modeling.chat_template import TEMPLATE_KWARGS, template_kwargs
 from rlhf.modeling.models import describe_model, load_causal_lm, require_trainable
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.run.rundir import Inputs, RunDir
@@ -110,14 +111,13 @@ def _require_fitting(rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length:
 
 def _on_disk(rows: Rows, tokenizer: PreTrainedTokenizerBase, run: RunDir) -> dict[str, Dataset]:
     """The pairs as files that all processes read: trl hands what it precomputes on beside them."""
-    kwargs = template_kwargs(tokenizer)  # trl wants them in every row
     folder = run.checkpoints / PAIRS
     if PartialState().is_main_process:
         shutil.rmtree(folder, ignore_errors=True)
         for split, of_split in rows.items():
-            full = [{**row, TEMPLATE_KWARGS: kwargs} if kwargs else row for row in of_split]
-            if full:
-                Dataset.from_list(full).save_to_disk(str(folder / split))
+            if of_split:
+                shown = trl_rows(of_split, tokenizer, SIDES)
+                Dataset.from_list(shown).save_to_disk(str(folder / split))
     PartialState().wait_for_everyone()
     return {split: load_from_disk(str(folder / split)) for split, of in rows.items() if of}
 

@@ -1,5 +1,6 @@
 """Reads demonstrations for supervised fine-tuning: prompts with one completion each."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ def read_demonstrations(path: Path) -> tuple[Rows, str]:
 
     Args:
         path: a folder of `rlhf export --format demonstrations`, or a JSON Lines file of lines with
-            prompt and completion (texts or messages), or with messages that end with an answer.
+            prompt and completion (texts or messages), or with messages that end with an answer, and
+            perhaps with a `split`; by default `train`.
 
     Raises:
         InputError: no such file, another kind of export, a line that cannot be used, or none.
@@ -30,9 +32,14 @@ def read_demonstrations(path: Path) -> tuple[Rows, str]:
                 f"{path} holds an export of format {manifest['format']!r}, not {FORMAT!r}",
                 f"Export again: rlhf export --format {FORMAT} --db DB --out DIR",
             )
-        rows: Rows = {split: _read_file(path / f"{split}.jsonl") for split in SPLITS}
+        rows: Rows = {
+            split: [row for _, row in _read_file(path / f"{split}.jsonl")] for split in SPLITS
+        }
         return _require_some(rows, path), str(manifest["content_hash"])
-    return _require_some({"train": _read_file(path), "test": []}, path), file_hash(path)
+    rows = {split: [] for split in SPLITS}
+    for split, row in _read_file(path):
+        rows[split].append(row)
+    return _require_some(rows, path), file_hash(path)
 
 
 def _require_some(rows: Rows, path: Path) -> Rows:
@@ -44,18 +51,17 @@ def _require_some(rows: Rows, path: Path) -> Rows:
     return rows
 
 
-def _read_file(path: Path) -> list[JsonObject]:
-    rows = []
+def _read_file(path: Path) -> Iterator[tuple[str, JsonObject]]:
+    """The split and the row of each line."""
     for place, line in read_lines(path):
         value = parse_line(line, place)
         try:
-            rows.append(_row(value))
+            yield _split_and_row(value)
         except InputError as error:
             raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
-    return rows
 
 
-def _row(value: JsonObject) -> JsonObject:
+def _split_and_row(value: JsonObject) -> tuple[str, JsonObject]:
     if "messages" in value:
         turns = _messages(value["messages"], "user")
         prompt, completion = turns[:-1], turns[-1:]
@@ -68,11 +74,9 @@ def _row(value: JsonObject) -> JsonObject:
             "A demonstration must end with one answer of the assistant",
             'Write {"prompt": "Hi?", "completion": "Hello!"}, or messages that end with it.',
         )
-    chat = Prompt.create(prompt, "train", "").chat
-    return {
-        "prompt": chat,
-        "completion": [{"role": "assistant", "content": completion[0].content}],
-    }
+    shown = Prompt.create(prompt, value.get("split") or "train", "")
+    answer = {"role": "assistant", "content": completion[0].content}
+    return shown.split, {"prompt": shown.chat, "completion": [answer]}
 
 
 def _messages(value: Any, role: str) -> tuple[Message, ...]:

@@ -16,6 +16,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from policies.sft.best_of import Choice, choose_best, open_best_of
 from policies.sft.demonstrations import Rows, read_demonstrations
 from policies.sft.settings import SFTSettings
+from policies.trl_training.rows import trl_rows
 from policies.trl_training.train import (
     count_tokens,
     ending,
@@ -26,7 +27,6 @@ from policies.trl_training.train import (
     trainer_arguments,
     trainer_stage,
 )
-from rlhf.modeling.chat_template import TEMPLATE_KWARGS, template_kwargs
 from rlhf.modeling.models import describe_model, load_causal_lm, require_trainable
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.run.rundir import Inputs
@@ -88,13 +88,10 @@ def _read_examples(settings: SFTSettings) -> tuple[Rows, Inputs, Choice | None]:
 def _build_trainer(
     settings: SFTSettings, arguments: SFTConfig, rows: Rows, tokenizer: PreTrainedTokenizerBase
 ) -> SFTTrainer:
-    kwargs = template_kwargs(tokenizer)  # trl expects them in every row
     data = {
-        split: Dataset.from_list(
-            [{**row, TEMPLATE_KWARGS: kwargs} if kwargs else row for row in of]
-        )
-        for split, of in rows.items()
-        if of
+        split: Dataset.from_list(trl_rows(of_split, tokenizer, ["completion"]))
+        for split, of_split in rows.items()
+        if of_split
     }
     return SFTTrainer(
         model=load_causal_lm(settings.model),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def describe_amount(settings: RewardSettings, data: Data, steps: int) -> dict[st
         "responses": len(responses) / max(len(groups), 1),
         "prompt_tokens": sum(len(group.prompt) for group in groups) / max(len(groups), 1),
         "response_tokens": sum(map(len, responses)) / max(len(responses), 1),
-        "epochs": steps * settings.batch.prompts / max(len(data.train), 1),
+        "epochs": steps / max(ceil(len(data.train) / settings.batch.prompts), 1),
     }
 
 

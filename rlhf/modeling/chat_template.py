@@ -53,6 +53,11 @@ def find_end_tokens(
     return tuple(dict.fromkeys((eos if closing is None else closing, eos, *others)))
 
 
+def closes_turns(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template ends an assistant's turn with a special token."""
+    return _closing_token(tokenizer) is not None
+
+
 def set_end_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> None:
     """Record the tokens that end responses, the closing one first."""
     tokenizer.init_kwargs[END_TOKENS] = list(ids)

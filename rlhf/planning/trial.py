@@ -65,11 +65,12 @@ def read_trial(run: RunDir) -> Trial:
             "Give the --out of one, for example of a few steps.",
         )
     report = run.read_report()
-    if not (report.get("amount") and (report.get("use") or report.get("phases"))):
+    has_speed = report.get("amount") and (report.get("use") or report.get("phases"))
+    if not has_speed or "learning_curve" in report:  # whose time is that of several trainings
         raise InputError(
             f"The report of {run.path} does not say how much it did and how fast",
-            "Runs of earlier versions, resumed reference outputs and ensembles do not: make a "
-            "short run for this, or give --tflops and --utilization.",
+            "Runs of earlier versions, resumed reference outputs, ensembles and learning curves do "
+            "not: make a short run for this, or give --tflops and --utilization.",
         )
     with run.reading_report():
         settings, content = read_settings_file(run.config_file), run.read_stage()

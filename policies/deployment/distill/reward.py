@@ -30,6 +30,7 @@ from policies.trl_training.train import (
     trainer_arguments,
     trainer_stage,
 )
+from reward.scoring.rankings import training_gain
 from reward.scoring.scorer import TOKENS_PER_BATCH, member_folders
 from reward.scoring.texts import Answers, load_text_reward
 from rlhf.errors import InputError
@@ -104,6 +105,7 @@ def distill_reward(settings: DistillSettings) -> dict[str, Any]:
                 if held_out.answers
                 else None
             ),
+            "normalisation": {"gain": training_gain(settings.teacher)},
             "parameters": {
                 "teacher": sum(map(_count_parameters, folders)),
                 "student": network.num_parameters(),

@@ -33,8 +33,9 @@ def half_of(model: PreTrainedModel) -> PreTrainedModel:
             "Leave --half out, and give a smaller --student.",
         )
     text.num_hidden_layers = (layers + 1) // 2
-    if isinstance(getattr(text, "layer_types", None), list):
-        text.layer_types = text.layer_types[::2]
+    for name, value in list(vars(text).items()):  # one entry a layer: layer_types, no_rope_layers
+        if "layer" in name and isinstance(value, list) and len(value) == layers:
+            setattr(text, name, value[::2])
     is_policy = model.get_output_embeddings() is not None
     kind: Any = AutoModelForCausalLM if is_policy else AutoModelForSequenceClassification
     student: PreTrainedModel = kind.from_config(config, dtype=model.dtype, trust_remote_code=False)

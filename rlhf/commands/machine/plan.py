@@ -142,6 +142,10 @@ class Settings:
         require_range("price_per_hour", self.price_per_hour, 0)
         require_range("utilization", self.utilization, 0, 1, above_low=True)
         require_range("sampling_utilization", self.sampling_utilization, 0, 1, above_low=True)
+        if self.network is None and self.tflops and self.price_per_hour is None:
+            refuse_idle(self, ["tflops"], "without --network or --price-per-hour")
+        if self.tflops is None:
+            refuse_idle(self, ["network"], "without --tflops")
         if self.price_per_hour is None:
             refuse_idle(self, FORECASTING, "without --price-per-hour")
         require_range("lora_rank", self.lora_rank, 1)

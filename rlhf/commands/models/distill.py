@@ -63,8 +63,13 @@ def _scores(found: dict[str, Any] | None) -> str:
     if found is None:
         return ""
     pairs = found["pairs"]
+    ordered = (
+        f", and it orders {100 * pairs['agreement']:.0f} % of {counted(pairs['pairs'], 'pair')} as "
+        "its teacher"
+        if pairs["pairs"]
+        else ""  # one response to each prompt
+    )
     return (
         f" On held-out responses its rewards are off by {found['error']:.2f} (the teacher's have a "
-        f"standard deviation of {found['spread']:.2f}), and it orders "
-        f"{100 * pairs['agreement']:.0f} % of {counted(pairs['pairs'], 'pair')} as its teacher."
+        f"standard deviation of {found['spread']:.2f}){ordered}."
     )

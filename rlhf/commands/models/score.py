@@ -56,6 +56,7 @@ def read_judgments(path: Path) -> tuple[list["RankedPrompt"], int]:
     """
     from labeling_app.data_io.formats import Defaults, read_entry
     from labeling_app.data_io.reading import Part, read_rows
+    from labeling_app.data_io.repeats import Repeats
     from rlhf.errors import InputError, UnusableContentError
     from rlhf.records.jsonl import BadLineError, parse_line
     from rlhf.records.schema import RankedPrompt
@@ -67,12 +68,13 @@ def read_judgments(path: Path) -> tuple[list["RankedPrompt"], int]:
             "Give the folder of `rlhf export`, or a file of preferences, such as DIR/train.jsonl.",
         )
     found: dict[str, RankedPrompt] = {}
-    left_out = 0
+    left_out, repeats = 0, Repeats()
     for place, row, _ in read_rows(file, Part()):
         if isinstance(row, BadLineError):
             raise row
         try:
-            entry = read_entry(parse_line(row, place) if isinstance(row, str) else row, Defaults())
+            value = parse_line(row, place) if isinstance(row, str) else row
+            entry = repeats.numbered(read_entry(value, Defaults()))
         except UnusableContentError:
             left_out += 1
             continue

@@ -1,16 +1,19 @@
 """`rlhf quantize` on the tiny model: what it measures and refuses, and who reads the result."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from policies.deployment.losses import count_agreement, describe_changes
+from reward.scoring.rankings import training_gain
 from rlhf.cli import main
 from rlhf.modeling.models import load_causal_lm, policy_folder
 from rlhf.modeling.tokens import load_tokenizer
+from rlhf.records.jsonl import read_jsonl, write_jsonl
 from rlhf.records.ranked import read_ranked_file
 from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import SIGNAL, write_prompts
@@ -23,7 +26,9 @@ PROMPTS, SAMPLES = 12, 2  # of write_prompts
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl")
+    file = write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl")
+    write_jsonl(file, [{**line, "split": "test"} for line in read_jsonl(file)])
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +101,7 @@ def test_agreement_by_hand() -> None:
     after = [[1.0, 3.0, 2.0], [5.0, 4.0, 4.0]]
     # (1,2) and (1,3) agree, (2,3) does not; the tie is left out, the others are turned or tied
     assert count_agreement(before, after) == {"agreement": 2 / 5, "pairs": 5}
-    assert count_agreement([[1.0]], [[2.0]]) == {"agreement": 1.0, "pairs": 0}
+    assert count_agreement([[1.0]], [[2.0]]) == {"agreement": None, "pairs": 0}
 
 
 def test_a_policy_that_loses_too_much_leaves_nothing(
@@ -135,6 +140,7 @@ def test_a_reward_model_is_compared_by_the_order_of_its_pairs(
     assert 0 < seconds <= RunDir(out).read_stage()["device_seconds"] + 1e-3
     assert report["pairs"]["pairs"] == 6 * 6  # six prompts, six pairs of four responses
     assert report["prompts"] == 6
+    assert training_gain(str(out)) == training_gain(str(training.reward)) != 1
     head = [
         load_file(folder / "model.safetensors")["score.weight"]
         for folder in (training.reward, out / "model")
@@ -173,6 +179,30 @@ def test_more_than_the_maximum_loss_is_refused(
     assert f"int4 loses {lost:.1f} points of {what}, more than --max-loss {lost / 2:g}" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all", "rankings"]
     run_json(*words(tmp_path / "same", str(lost + 1e-6)))
+
+
+def test_of_a_file_the_test_prompts_are_compared(
+    tiny_model: Path, tmp_path: Path, run_json
+) -> None:
+    splits = ["train", "test", "train", "test", "test"]
+    lines = [{"prompt": f"What is {n}?", "split": split} for n, split in enumerate(splits)]
+    write_jsonl(tmp_path / "prompts.jsonl", lines)
+    out = tmp_path / "out"
+    run_json(*command(tiny_model, tmp_path / "prompts.jsonl", out))
+    asked = [record.prompt.text for record in read_ranked_file(RunDir(out).answers)]
+    assert asked == ["What is 1?", "What is 3?", "What is 4?"]
+
+
+def test_a_reward_model_without_an_order_is_refused(
+    training: TrainingInputs, held_out: Path, tmp_path: Path, refused
+) -> None:
+    flat = shutil.copytree(training.reward, tmp_path / "flat")
+    weights = load_file(flat / "model" / "model.safetensors")
+    weights["score.weight"].zero_()
+    save_file(weights, flat / "model" / "model.safetensors", {"format": "pt"})
+    said = refused(*scored(flat, held_out, tmp_path / "out"), exit_code=3)
+    assert "gives all responses to a prompt the same reward" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_settings_that_do_nothing_are_refused(

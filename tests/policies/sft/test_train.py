@@ -13,9 +13,10 @@ from policies.sft.settings import SFTSettings
 from policies.sft.train import _build_trainer
 from policies.trl_training.train import trainer_arguments
 from rlhf.cli import main
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.chat_template import template_kwargs
 from rlhf.modeling.tokens import load_tokenizer
+from rlhf.records.jsonl import write_jsonl
 from rlhf.run.rundir import RunDir
 from tests.families import FAMILIES, build_family_model
 
@@ -161,6 +162,22 @@ def test_a_loss_that_is_no_number_ends_the_run(sft, lines, tiny_model, tmp_path)
     assert "The loss is not a number at step 1" in errors
     assert not (tmp_path / "out" / "model").exists()
     assert RunDir(tmp_path / "out").read_stage()["status"] == "failed"
+
+
+def test_test_lines_of_a_file_are_held_out(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    one = {"messages": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "C"}]}
+    write_jsonl(
+        file,
+        [{"prompt": "a", "completion": "A"}, {"prompt": "b", "completion": "B", "split": "test"},
+         {**one, "split": "train"}],
+    )  # fmt: skip
+    rows, _ = read_demonstrations(file)
+    found = {name: [row["completion"][0]["content"] for row in of] for name, of in rows.items()}
+    assert found == {"train": ["A", "C"], "test": ["B"]}
+    write_jsonl(file, [{"prompt": "a", "completion": "A", "split": "dev"}])
+    with pytest.raises(InputError, match=r"lines.jsonl:1: Unknown split 'dev'"):
+        read_demonstrations(file)
 
 
 def test_template_values_reach_every_row_and_are_kept(tmp_path, sft, lines):

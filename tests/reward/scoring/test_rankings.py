@@ -59,6 +59,15 @@ def test_a_function_on_public_preferences(
     assert "already exists" in capsys.readouterr().err
 
 
+def test_every_vote_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rest = {"prompt": "How was it?", "responses": ["A good idea.", "Bad."]}
+    votes = [[[0], [1]]] * 4 + [[[1], [0]]]
+    write_jsonl(tmp_path / "votes.jsonl", [{**rest, "tiers": tiers} for tiers in votes])
+    words = ["--rankings", str(tmp_path / "votes.jsonl"), "--reward", LENGTH]
+    _, report = score(capsys, tmp_path / "out", *words)
+    assert (report["accuracy"]["value"], report["accuracy"]["pairs"]) == (0.8, 5)
+
+
 def test_an_address_gives_the_same_report_with_and_without_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,6 +145,11 @@ def test_every_flag_of_a_command_is_one_of_its_settings(
             ["--model", "m", "--reduce-dtype", "bf16"],
             "error --reduce-dtype bf16 has no effect with --gpus 1",
         ),
+        (
+            ["--model", "m", "--tflops", "300"],
+            "error --tflops has no effect without --network or --price-per-hour",
+        ),
+        (["--model", "m", "--network", "50"], "error --network has no effect without --tflops"),
         (["--model", "m", "--gpu-memory", "0"], "error --gpu-memory is 0"),
         (["--model", "m", "--price-per-hour", "-1"], "error --price-per-hour is -1"),
         (["--model", "m", "--utilization", "2"], "error --utilization is 2"),
@@ -208,6 +213,8 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
     rankings = export(tmp_path / "rankings", [build_record(n) for n in range(6)])
     words = ["--rankings", str(rankings), "--model", str(training.model), "--precision", "fp32"]
     assert cli.main(["train-reward", *words, "--out", str(tmp_path / "reward")]) == 0
+    # fewer prompts than a batch: still one pass over them
+    assert RunDir(tmp_path / "reward").read_report()["amount"]["epochs"] == 1
     assert training.ppo(tmp_path / "ppo", steps=2) == 0
     runs = {
         "reward": tmp_path / "reward", "reference": training.reference, "ppo": tmp_path / "ppo"

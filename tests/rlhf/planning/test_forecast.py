@@ -193,6 +193,10 @@ def test_a_run_that_says_too_little_is_refused(tiny_model: Path, tmp_path: Path)
     with pytest.raises(InputError, match="does not say how much it did") as refused:
         read_trial(RunDir(old))
     assert "make a short run for this, or give --tflops and --utilization" in str(refused.value)
+    curve = {"amount": vars(AMOUNT), "use": {"matmul_tflops": 1.0}, "learning_curve": {}}
+    parts = finished(tmp_path / "parts", "reward", tiny_model, 1.0, curve)
+    with pytest.raises(InputError, match="does not say how much it did and how fast"):
+        read_trial(RunDir(parts))
     bare = finished(tmp_path / "bare", "ppo", tiny_model, 1.0, {"amount": vars(AMOUNT)})
     with pytest.raises(InputError, match="does not say how much it did and how fast"):
         read_trial(RunDir(bare))

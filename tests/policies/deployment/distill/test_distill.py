@@ -8,7 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
 
 from policies.deployment.distill.settings import DistillSettings
 from policies.deployment.distill.student import half_of
@@ -122,6 +129,18 @@ def test_the_student_has_every_second_layer(tmp_path: Path) -> None:
         torch.testing.assert_close(found, whole(ids, use_cache=False).logits)
     ours, theirs = (dict(model.named_parameters()) for model in (half, whole))
     assert ours["model.norm.weight"].data_ptr() != theirs["model.norm.weight"].data_ptr()
+
+
+def test_kept_layers_keep_their_position_encoding() -> None:
+    """Every fourth layer of SmolLM3 has none, by a list in the config."""
+    config = SmolLM3Config(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=8,
+        num_attention_heads=2, num_key_value_heads=2, pad_token_id=0,
+    )  # fmt: skip
+    assert config.no_rope_layers == [1, 1, 1, 0, 1, 1, 1, 0]  # 1: with rotary positions
+    half = half_of(SmolLM3ForCausalLM(config))
+    assert half.config.no_rope_layers == [1, 1, 1, 1]
+    assert [layer.self_attn.use_rope for layer in half.model.layers] == [1, 1, 1, 1]
 
 
 def test_other_families_are_halved_too() -> None:

@@ -9,6 +9,7 @@ import torch
 from policies.deployment.distill.reward import compare_scores, stored_responses
 from policies.deployment.distill.student import half_of
 from policies.reference.store import open_store
+from reward.scoring.rankings import training_gain
 from rlhf.cli import main
 from rlhf.modeling.models import new_reward_model
 from rlhf.modeling.tokens import load_tokenizer
@@ -57,6 +58,7 @@ def test_the_saved_student_scores_as_the_report_says(
         np.array(scores_of(run_json, tmp_path, model, training))
         for model in (done.path, training.reward)
     )
+    assert training_gain(str(done.path)) == training_gain(str(training.reward)) != 1
     report = done.read_report()["held_out"]
     assert report["error"] == pytest.approx(np.sqrt(np.mean((ours - theirs) ** 2)), rel=1e-4)
     assert report["spread"] == pytest.approx(theirs.std(), rel=1e-4)
