@@ -5,7 +5,7 @@ from typing import final
 from starlette.requests import Request
 
 from policies.serving.errors import ApiError
-from policies.serving.keeping import Records
+from policies.serving.retention import Records
 from rlhf.endpoints.urls import LOOPBACK
 
 LOCAL_PROGRAM = "app"  # who gives feedback where no token is needed

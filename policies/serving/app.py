@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from policies.serving.access import Access
 from policies.serving.errors import UNAVAILABLE, ApiError
-from policies.serving.keeping import Records
 from policies.serving.metrics import write_metrics
 from policies.serving.proxy import MODEL, Proxy
+from policies.serving.retention import Records
 from policies.serving.servers.upstream import new_client
 from policies.serving.thumbs.comparison import compare_thumbs
 from rlhf.endpoints.request_bodies import BodyError, read_json
@@ -33,7 +33,7 @@ WATCH_SECONDS = 1.0
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Watched(Protocol):
+class Restartable(Protocol):
     """A server that this process has started."""
 
     def restart_if_dead(self) -> None:
@@ -50,7 +50,7 @@ class Follower(Protocol):
 def build_app(
     proxy: Proxy,
     access: Access,
-    engines: Sequence[Watched] = (),
+    engines: Sequence[Restartable] = (),
     followers: Sequence[Follower] = (),
 ) -> Starlette:
     """The web application.
@@ -59,7 +59,7 @@ def build_app(
         proxy: answers chat completions.
         access: who may use it.
         engines: servers that are started again if they end.
-        followers: see there.
+        followers: change a policy while it is served.
     """
     began = time.time()
 
@@ -72,10 +72,10 @@ def build_app(
 
     async def feedback(request: Request, program: str) -> Response:
         payload = await read_json(request, MAX_FEEDBACK_BYTES)
-        keeping = proxy.policies.keeping
-        if keeping is None:
+        retention = proxy.policies.retention
+        if retention is None:
             raise ApiError(404, "Nothing is kept: start rlhf serve with --db.")
-        is_new = await keeping.records.add_feedback(program, keeping.clean_feedback(payload))
+        is_new = await retention.records.add_feedback(program, retention.clean_feedback(payload))
         proxy.counts.feedback += is_new
         return JSONResponse({"stored": is_new}, 201 if is_new else 200)
 
@@ -93,7 +93,7 @@ def build_app(
         return _health(await _problems(proxy), time.time() - began)
 
     def guarded(handle: Callable[[Request, str], Awaitable[Response]]) -> Handler:
-        return _answering(access, handle)
+        return _as_endpoint(access, handle)
 
     return Starlette(
         routes=[
@@ -111,67 +111,67 @@ def build_app(
 
 async def _problems(proxy: Proxy) -> dict[str, str]:
     """Why each policy cannot answer; empty if it can."""
-    sides = proxy.policies.sides
-    asked = (side.upstream.problem(proxy.client) for side in sides.values())
-    return dict(zip(sides, await asyncio.gather(*asked), strict=True))
+    policies = proxy.policies.by_variant
+    problems = (policy.upstream.problem(proxy.client) for policy in policies.values())
+    return dict(zip(policies, await asyncio.gather(*problems), strict=True))
 
 
 def _health(found: dict[str, str], uptime_seconds: float) -> JSONResponse:
-    """The answer about problems by policy."""
+    """The health of every policy, as a response."""
     is_failed = any(found.values())
     shown = {name: problem or "ready" for name, problem in found.items()}
-    answer = {"status": "failed" if is_failed else "ready", "models": shown}
+    body = {"status": "failed" if is_failed else "ready", "models": shown}
     uptime = {"uptime_seconds": round(uptime_seconds, 3)}
-    return JSONResponse(answer | uptime, 503 if is_failed else 200)
+    return JSONResponse(body | uptime, 503 if is_failed else 200)
 
 
 async def compare(proxy: Proxy) -> dict[str, Any] | None:
     """What the thumbs say so far; None without a comparison."""
-    policies = proxy.policies
-    if policies.keeping is None or policies.keeping.comparison is None:
+    retention = proxy.policies.retention
+    if retention is None or retention.comparison is None:
         return None
-    found = compare_thumbs(await policies.keeping.records.count_thumbs(policies.keeping.comparison))
-    for name, side in policies.sides.items():
-        found[name]["name"] = side.description["path"]
-    return found
+    compared = compare_thumbs(await retention.records.count_thumbs(retention.comparison))
+    for variant, policy in proxy.policies.by_variant.items():
+        compared[variant]["name"] = policy.description["path"]
+    return compared
 
 
-def _answering(access: Access, handle: Callable[[Request, str], Awaitable[Response]]) -> Handler:
+def _as_endpoint(access: Access, handle: Callable[[Request, str], Awaitable[Response]]) -> Handler:
     """Check who asks, and turn failures into OpenAI's errors."""
 
-    async def answer(request: Request) -> Response:
+    async def endpoint(request: Request) -> Response:
         try:
             return await handle(request, await access.program(request))
         except ApiError as error:
-            return error.answer()
+            return error.to_response()
         except BodyError as error:
-            return ApiError(error.status, error.problem).answer()
+            return ApiError(error.status, error.problem).to_response()
         except InputError as error:
             status = 404 if isinstance(error, NotKeptError) else 400
-            return ApiError(status, f"{error.problem}. {error.remedy}").answer()
+            return ApiError(status, f"{error.problem}. {error.remedy}").to_response()
         except sqlite3.Error as error:
             problem = f"The database cannot be used ({error}). Send it again later."
-            return ApiError(503, problem, UNAVAILABLE).answer()
+            return ApiError(503, problem, UNAVAILABLE).to_response()
 
-    return answer
+    return endpoint
 
 
 def _unknown_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     problem = f"There is no {request.method} {request.url.path} here."
-    return ApiError(status, problem, code="unknown_url").answer()
+    return ApiError(status, problem, code="unknown_url").to_response()
 
 
 def _lifespan(
-    proxy: Proxy, engines: Sequence[Watched], followers: Sequence[Follower]
+    proxy: Proxy, engines: Sequence[Restartable], followers: Sequence[Follower]
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
         async with new_client(proxy.silence_seconds) as proxy.client:
-            keeping = proxy.policies.keeping
+            retention = proxy.policies.retention
             lasting = [_watch(engines), *(one.follow(proxy) for one in followers)]
-            if keeping is not None and keeping.days is not None:
-                lasting.append(_forget(keeping.records, keeping.days))
+            if retention is not None and retention.days is not None:
+                lasting.append(_forget(retention.records, retention.days))
             tasks = [asyncio.create_task(one) for one in lasting]
             yield
             for task in tasks:
@@ -181,7 +181,7 @@ def _lifespan(
     return live
 
 
-async def _watch(engines: Sequence[Watched]) -> None:
+async def _watch(engines: Sequence[Restartable]) -> None:
     """Start servers again that have ended."""
     while True:
         await asyncio.sleep(WATCH_SECONDS)

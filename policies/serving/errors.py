@@ -17,7 +17,7 @@ class ApiError(Exception):
         message: what is wrong, and what to do.
         kind: OpenAI's `type` of the error.
         code: OpenAI's `code`, for programs.
-        headers: of the answer.
+        headers: of the response.
     """
 
     def __init__(
@@ -41,6 +41,6 @@ class ApiError(Exception):
         error = {"message": self.message, "type": self.kind, "param": None, "code": self.code}
         return {"error": error}
 
-    def answer(self) -> JSONResponse:
-        """The error as a response."""
+    def to_response(self) -> JSONResponse:
+        """The error as an HTTP response."""
         return JSONResponse(self.body, self.status, self.headers)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from policies.serving.proxy import Proxy, Side
+from policies.serving.proxy import Proxy, ServedPolicy
 from policies.serving.servers.engine import EngineProcess
 from rlhf.records.served import Variant
 from rlhf.run.loops.promotion import promoted_policy
@@ -20,7 +20,7 @@ LOOK_SECONDS = 1.0
 READY_SECONDS = 0.2
 RETRY_SECONDS = 60.0  # after a policy could not be served
 
-Start = Callable[[], tuple[Side, EngineProcess]]
+Start = Callable[[], tuple[ServedPolicy, EngineProcess]]
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ class PromotionFollower:
     engine: EngineProcess
     engines: list[EngineProcess]
     prepare: Callable[[str], Start]
-    start_comparison: Callable[[Mapping[Variant, Side]], int | None]
+    start_comparison: Callable[[Mapping[Variant, ServedPolicy]], int | None]
     _retiring: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def follow(self, proxy: Proxy) -> None:
@@ -63,7 +63,7 @@ class PromotionFollower:
 
     async def _change_to(self, name: str, proxy: Proxy) -> None:
         start = await asyncio.to_thread(self.prepare, name)  # hashing weights takes a while
-        side, engine = start()  # here: the system ends it with the thread that has started it
+        policy, engine = start()  # here: the system ends it with the thread that has started it
         try:
             while not await asyncio.to_thread(engine.is_ready):
                 if not await self._is_promoted(name):
@@ -73,10 +73,10 @@ class PromotionFollower:
                 await asyncio.to_thread(engine.stop)
                 return
             async with proxy.changing:
-                before = proxy.policies.sides[self.variant]
-                sides = {**proxy.policies.sides, self.variant: side}
-                comparison = await asyncio.to_thread(self.start_comparison, sides)
-                proxy.change(self.variant, side, comparison)
+                before = proxy.policies.by_variant[self.variant]
+                policies = {**proxy.policies.by_variant, self.variant: policy}
+                comparison = await asyncio.to_thread(self.start_comparison, policies)
+                proxy.change(self.variant, policy, comparison)
         except Exception:
             await asyncio.to_thread(engine.stop)
             raise
@@ -93,9 +93,9 @@ class PromotionFollower:
     async def _is_promoted(self, name: str) -> bool:
         return await asyncio.to_thread(promoted_policy, self.out) == name
 
-    async def _retire(self, side: Side, engine: EngineProcess) -> None:
+    async def _retire(self, policy: ServedPolicy, engine: EngineProcess) -> None:
         """End a server with its last answer."""
-        while side.running:
+        while policy.running:
             await asyncio.sleep(READY_SECONDS)
         self.engines.remove(engine)
         await asyncio.to_thread(engine.stop)

@@ -1,10 +1,11 @@
-"""Chat completions: choose a policy, pass the request on, keep the answer, pass it back.
+"""Chat completions: choose a policy, pass the request on, keep the response, pass it back.
 
-A streamed answer is passed on event by event. Its end, `data: [DONE]`, is sent once it is kept: an
-app that has seen the end may send feedback on it, also after the server was killed. Where the
-database fails, an error event takes the place of the end, and an answer that is not streamed has
-the header `x-rlhf-kept: false`: the app has its text all the same, and can tell. The status stays
-200, because clients ask again after a 5xx, and a full disk would only cost the same answer thrice.
+A streamed response is passed on event by event. Its end, `data: [DONE]`, is sent once it is kept:
+an app that has seen the end may send feedback on it, even if the server is killed right after.
+If the database fails, an error event takes the place of the end, and a response that is not
+streamed has the header `x-rlhf-kept: false`: the app gets the text and can tell that it was not
+kept. The status stays 200, because clients ask again after a 5xx: with a full disk they would pay
+for the same response three times.
 """
 
 import asyncio
@@ -20,15 +21,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from policies.serving.errors import UNAVAILABLE, UPSTREAM, ApiError
-from policies.serving.keeping import Asked, Keeping, served_response
+from policies.serving.retention import ChatRequest, Retention, served_response
 from policies.serving.servers.events import (
     DONE,
-    Answer,
     BrokenStreamError,
+    Completion,
     EventReader,
-    answer_of,
-    as_events,
+    completion_events,
     event_of,
+    read_completion,
 )
 from policies.serving.servers.upstream import Upstream, describe, unusable
 from policies.serving.split import Split
@@ -38,17 +39,20 @@ from rlhf.records.served import Variant
 if TYPE_CHECKING:
     from policies.serving.servers.best_of import BestOf  # imports torch
 
-MODEL = "policy"  # the name that apps see, whoever answers
+MODEL = "policy"  # the name that apps see, whichever policy responds
 MAX_RUNNING = 512
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 NOT_KEPT = {"x-rlhf-kept": "false"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """One policy: how it is called, its path and hash where known, and its server.
+class ServedPolicy:
+    """A policy and the server that runs it.
 
-    `running` are the ids of the requests that it is answering.
+    Attributes:
+        description: its name or path, and its hash where known.
+        upstream: its server.
+        running: ids of the requests that it is answering.
     """
 
     description: Mapping[str, str]
@@ -58,14 +62,19 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Policies:
-    """Who answers, and what is kept of it; a request stays with those that it began with.
+    """The policies that serve, and which responses are kept.
 
-    `sides` has `against` only in a comparison; a `keeping` of None keeps nothing.
+    A request stays with the policies that it began with.
+
+    Attributes:
+        by_variant: the policies; `against` only in a comparison.
+        split: draws the policy of a conversation.
+        retention: which responses are kept; None keeps nothing.
     """
 
-    sides: Mapping[Variant, Side]
+    by_variant: Mapping[Variant, ServedPolicy]
     split: Split
-    keeping: Keeping | None
+    retention: Retention | None
 
 
 @dataclass
@@ -77,7 +86,7 @@ class Counts:
     failures: int = 0
     kept: int = 0
     not_kept: int = 0
-    """Answers that could not be kept, because of the database or the redaction."""
+    """Responses that could not be kept, because of the database or the redaction."""
     feedback: int = 0
     running: int = 0
 
@@ -87,7 +96,7 @@ class Proxy:
     """Answers chat completions.
 
     Args:
-        policies: who answers.
+        policies: those that are served.
         best_of: None returns the first response.
         silence_seconds: how long a server may send nothing.
     """
@@ -97,14 +106,14 @@ class Proxy:
     ) -> None:
         self.policies = policies
         self.changing = asyncio.Lock()  # while a follower prepares to change a policy
-        sides = policies.sides
-        self.counts = Counts(dict.fromkeys(sides, 0), dict.fromkeys(sides, 0))
+        variants = policies.by_variant
+        self.counts = Counts(dict.fromkeys(variants, 0), dict.fromkeys(variants, 0))
         self._best_of = best_of
         self.silence_seconds = silence_seconds
         self.client: httpx.AsyncClient
 
     async def complete(self, body: dict[str, Any]) -> Response:
-        """Answer a request.
+        """Completion a request.
 
         Raises:
             ApiError: it is wrong, or the server behind fails.
@@ -115,73 +124,75 @@ class Proxy:
             raise ApiError(503, problem, UNAVAILABLE, headers={"retry-after": "1"})
         new_id, policies = f"chatcmpl-{uuid.uuid4().hex}", self.policies
         drawn = policies.split.draw(new_id, body["messages"])
-        asked = Asked(id=new_id, body=body, conversation=drawn)
+        request = ChatRequest(id=new_id, body=body, conversation=drawn)
         self.counts.requests[drawn.variant] += 1
         self.counts.running += 1
-        policies.sides[drawn.variant].running.add(new_id)
+        policies.by_variant[drawn.variant].running.add(new_id)
         is_open = False
         try:
-            answer = await self._answer(asked, policies)
-            is_open = isinstance(answer, _EventStream)
-            return answer
+            response = await self._respond(request, policies)
+            is_open = isinstance(response, _EventStream)
+            return response
         except ApiError:
             self.counts.failures += 1
             raise
         finally:
             if not is_open:
-                self._end(asked, policies)
+                self._end(request, policies)
 
-    def _end(self, asked: Asked, policies: Policies) -> None:
+    def _end(self, request: ChatRequest, policies: Policies) -> None:
         """A request was answered, or has failed."""
         self.counts.running -= 1
-        policies.sides[asked.conversation.variant].running.discard(asked.id)
+        policies.by_variant[request.conversation.variant].running.discard(request.id)
 
-    def change(self, variant: Variant, side: Side, comparison: int | None) -> None:
-        """Let another policy answer from now on; requests under way stay with theirs.
+    def change(self, variant: Variant, policy: ServedPolicy, comparison: int | None) -> None:
+        """Serve another policy from now on; requests under way stay with theirs.
 
         Conversations are drawn anew, as after a restart: a thumb on what both policies have said
         would be no evidence on either.
 
         Args:
-            variant: in whose place it answers.
-            side: the policy.
+            variant: whose place it takes.
+            policy: the new policy.
             comparison: the number of the comparison from now on, if there is one.
         """
         now = self.policies
-        keeping = now.keeping and replace(now.keeping, comparison=comparison)
-        sides = {**now.sides, variant: side}
-        self.policies = Policies(sides=sides, split=now.split.renewed(), keeping=keeping)
+        retention = now.retention and replace(now.retention, comparison=comparison)
+        by_variant = {**now.by_variant, variant: policy}
+        self.policies = Policies(
+            by_variant=by_variant, split=now.split.renewed(), retention=retention
+        )
 
-    async def _answer(self, asked: Asked, policies: Policies) -> Response:
-        upstream = policies.sides[asked.conversation.variant].upstream
-        sent = {name: value for name, value in asked.body.items() if name != "n"}
-        if self._best_of is None and asked.body.get("stream"):
-            opened = await upstream.open(self.client, sent)
+    async def _respond(self, request: ChatRequest, policies: Policies) -> Response:
+        upstream = policies.by_variant[request.conversation.variant].upstream
+        sent = {name: value for name, value in request.body.items() if name != "n"}
+        if self._best_of is None and request.body.get("stream"):
+            opened = await upstream.start_completion(self.client, sent)
             if opened.headers.get("content-type", "").startswith("text/event-stream"):
-                events = self._events(asked, policies, opened)
-                return _EventStream(events, opened, lambda: self._end(asked, policies))
+                events = self._events(request, policies, opened)
+                return _EventStream(events, opened, lambda: self._end(request, policies))
             await opened.aclose()
             raise unusable("it does not stream")
         if self._best_of is None:
-            completion = await upstream.complete(self.client, sent)
+            body = await upstream.complete(self.client, sent)
         else:
-            completion = await self._best_of.complete(upstream, self.client, sent)
+            body = await self._best_of.complete(upstream, self.client, sent)
         try:
-            answer = answer_of(completion)
+            completion = read_completion(body)
         except BrokenStreamError as error:
             raise unusable(str(error)) from None
-        completion = {**completion, **_names(asked)}
-        failure = await self._finish(asked, policies, answer)
-        if not asked.body.get("stream"):
-            return JSONResponse(completion, headers=NOT_KEPT if failure else None)
-        whole = b"".join([*as_events(completion), _last_event(failure)])
+        body = {**body, **_names(request)}
+        failure = await self._finish(request, policies, completion)
+        if not request.body.get("stream"):
+            return JSONResponse(body, headers=NOT_KEPT if failure else None)
+        whole = b"".join([*completion_events(body), _last_event(failure)])
         return Response(whole, media_type=EVENT_STREAM)
 
     async def _events(
-        self, asked: Asked, policies: Policies, opened: httpx.Response
+        self, request: ChatRequest, policies: Policies, opened: httpx.Response
     ) -> AsyncIterator[bytes]:
         """The events of a stream, as they arrive."""
-        reader = EventReader(_names(asked))
+        reader = EventReader(_names(request))
         try:
             async for content in opened.aiter_bytes():
                 if events := reader.feed(content):
@@ -190,28 +201,32 @@ class Proxy:
         except (httpx.HTTPError, BrokenStreamError) as error:
             self.counts.failures += 1
             reason = describe(error) if isinstance(error, httpx.HTTPError) else str(error)
-            problem = f"The model server ended its answer early: {reason}"
+            problem = f"The model server ended its response early: {reason}"
             yield event_of(ApiError(502, problem, UPSTREAM).body)
             return
-        yield _last_event(await self._finish(asked, policies, reader.answer))
+        yield _last_event(await self._finish(request, policies, reader.completion))
 
-    async def _finish(self, asked: Asked, policies: Policies, answer: Answer) -> ApiError | None:
-        """Count an answer, recognize what follows it, and keep it.
+    async def _finish(
+        self, request: ChatRequest, policies: Policies, completion: Completion
+    ) -> ApiError | None:
+        """Count a completion, remember it for the conversation's next request, and keep it.
 
         Returns:
-            Why the database could not keep it; None otherwise. What the redaction fails on is like
-            what nobody could judge: it is not kept, and the answer is as good.
+            Why the database could not keep it; None otherwise. A response that the redaction
+            cannot handle is not kept, and the app still gets it.
         """
-        variant = asked.conversation.variant
-        self.counts.tokens[variant] += answer.completion_tokens
-        policies.split.remember(asked.conversation, asked.messages, answer.text)
-        keeping = policies.keeping
-        if keeping is None or not keeping.keeps(asked.conversation):
+        variant = request.conversation.variant
+        self.counts.tokens[variant] += completion.completion_tokens
+        policies.split.remember(request.conversation, request.messages, completion.text)
+        retention = policies.retention
+        if retention is None or not retention.keeps(request.conversation):
             return None
         try:
-            kept = served_response(keeping, asked, answer, policies.sides[variant].description)
+            kept = served_response(
+                retention, request, completion, policies.by_variant[variant].description
+            )
             if kept is not None:
-                await keeping.records.keep(kept)
+                await retention.records.keep(kept)
                 self.counts.kept += 1
         except sqlite3.Error as error:
             self._count_not_kept(error)
@@ -252,9 +267,9 @@ def _last_event(failure: ApiError | None) -> bytes:
     return DONE if failure is None else event_of(failure.body)
 
 
-def _names(asked: Asked) -> dict[str, str]:
+def _names(request: ChatRequest) -> dict[str, str]:
     """What replaces the server's own id and name of the model."""
-    return {"id": asked.id, "model": MODEL}
+    return {"id": request.id, "model": MODEL}
 
 
 def _require_valid(body: dict[str, Any]) -> None:

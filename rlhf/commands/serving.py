@@ -23,8 +23,8 @@ from labeling_app.web.serving import require_free_port
 from policies.serving.access import Access
 from policies.serving.app import build_app
 from policies.serving.following import PromotionFollower, Start
-from policies.serving.keeping import Keeping
-from policies.serving.proxy import MODEL, Policies, Proxy, Side
+from policies.serving.proxy import MODEL, Policies, Proxy, ServedPolicy
+from policies.serving.retention import Retention
 from policies.serving.servers.engine import EngineProcess, engine_command
 from policies.serving.servers.upstream import Upstream
 from policies.serving.settings import read_share
@@ -61,23 +61,23 @@ def serve_policies(settings: Settings) -> dict[str, Any]:
         best_of = _best_of(settings)
         share = read_share(settings.share, "--share") if settings.compares else 0.0
 
-        def start_comparison(sides: Mapping[Variant, Side]) -> int | None:
+        def start_comparison(policies: Mapping[Variant, ServedPolicy]) -> int | None:
             if records is None or not settings.compares:
                 return None
-            names: dict[Variant, str] = {n: side.description["path"] for n, side in sides.items()}
+            names = {variant: policy.description["path"] for variant, policy in policies.items()}
             return records.start_comparison(names, share)
 
         servers = stack.enter_context(_servers(settings))
-        keeping = None
+        retention = None
         if records is not None:
-            keeping = Keeping(
+            retention = Retention(
                 records=records,
                 share=read_share(settings.keep.share, "--keep.share"),
                 days=settings.keep.days,
                 redact=redact,
-                comparison=start_comparison(servers.sides),
+                comparison=start_comparison(servers.by_variant),
             )
-        policies = Policies(sides=servers.sides, split=Split(share), keeping=keeping)
+        policies = Policies(by_variant=servers.by_variant, split=Split(share), retention=retention)
         proxy = Proxy(policies, best_of, settings.silence_seconds)
         followers = _followers(settings, servers, start_comparison)
         app = build_app(proxy, Access(settings.host, records), servers.engines, followers)
@@ -122,7 +122,7 @@ def _wanted(settings: Settings) -> dict[Variant, tuple[str | None, str | None]]:
 class _Servers:
     """The policies, the model servers that are running, and by policy the folder and its server."""
 
-    sides: dict[Variant, Side] = field(default_factory=dict)
+    by_variant: dict[Variant, ServedPolicy] = field(default_factory=dict)
     engines: list[EngineProcess] = field(default_factory=list)
     started: dict[Variant, tuple[str, EngineProcess]] = field(default_factory=dict)
 
@@ -134,13 +134,13 @@ def _servers(settings: Settings) -> Iterator[_Servers]:
     try:
         for variant, (name, endpoint) in _wanted(settings).items():
             if endpoint is not None:
-                servers.sides[variant] = _side_at(endpoint.rstrip("/"), name)
+                servers.by_variant[variant] = _policy_at(endpoint.rstrip("/"), name)
                 continue
             from rlhf.modeling.models import policy_folder
 
             assert name is not None  # checked by the settings
             folder = policy_folder(name)
-            servers.sides[variant], engine = _prepare(settings, folder)()
+            servers.by_variant[variant], engine = _prepare(settings, folder)()
             servers.engines.append(engine)
             servers.started[variant] = folder, engine
         for engine in servers.engines:
@@ -160,7 +160,7 @@ def _prepare(settings: Settings, folder: str) -> Start:
     kwargs = described_kwargs(description)
     named = {"path": f"{folder} ({description['hash'][:12]})", "hash": description["hash"]}
 
-    def start() -> tuple[Side, EngineProcess]:
+    def start() -> tuple[ServedPolicy, EngineProcess]:
         sys.stderr.write(f"Starting {settings.engine} serve {folder} …\n")
         engine = EngineProcess(
             lambda port: engine_command(
@@ -168,7 +168,7 @@ def _prepare(settings: Settings, folder: str) -> Start:
             )
         )
         upstream = Upstream(url=engine.url, model=folder, headers={})
-        return Side(description=named, upstream=upstream), engine
+        return ServedPolicy(description=named, upstream=upstream), engine
 
     return start
 
@@ -176,7 +176,7 @@ def _prepare(settings: Settings, folder: str) -> Start:
 def _followers(
     settings: Settings,
     servers: _Servers,
-    start_comparison: Callable[[Mapping[Variant, Side]], int | None],
+    start_comparison: Callable[[Mapping[Variant, ServedPolicy]], int | None],
 ) -> list[PromotionFollower]:
     """What changes the policies of loops with their promotions."""
     names: dict[Variant, str | None] = {"policy": settings.policy, "against": settings.against}
@@ -195,12 +195,12 @@ def _followers(
     ]
 
 
-def _side_at(url: str, name: str | None) -> Side:
+def _policy_at(url: str, name: str | None) -> ServedPolicy:
     """A policy on a server that runs already."""
     headers = key_header(ENDPOINT_KEY)
     model = name or _only_model(url, headers)
     upstream = Upstream(url=url, model=model, headers=headers)
-    return Side(description={"path": f"{model} at {url}"}, upstream=upstream)
+    return ServedPolicy(description={"path": f"{model} at {url}"}, upstream=upstream)
 
 
 def _only_model(url: str, headers: Mapping[str, str]) -> str:

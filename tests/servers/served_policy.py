@@ -21,7 +21,7 @@ STARTING_SECONDS = 240
 
 
 @dataclass(frozen=True)
-class ServedPolicy:
+class PolicyServer:
     """A proxy that is ready."""
 
     url: str
@@ -53,7 +53,7 @@ class ServedPolicy:
 
 
 @contextmanager
-def served_policy(*arguments: str | Path) -> Iterator[ServedPolicy]:
+def served_policy(*arguments: str | Path) -> Iterator[PolicyServer]:
     port = free_port()
     command = [sys.executable, "-m", "rlhf.cli", "serve", *map(str, arguments)]
     process = subprocess.Popen(
@@ -67,7 +67,7 @@ def served_policy(*arguments: str | Path) -> Iterator[ServedPolicy]:
     url = f"http://127.0.0.1:{port}"
     client = httpx.Client(base_url=url, timeout=60)
     client_of_openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    server = ServedPolicy(url, process, client_of_openai, client)
+    server = PolicyServer(url, process, client_of_openai, client)
     deadline = time.monotonic() + STARTING_SECONDS
     try:
         while True:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from policies.serving.errors import UNAVAILABLE, ApiError
-from policies.serving.servers.events import BrokenStreamError, answer_of
+from policies.serving.servers.events import BrokenStreamError, read_completion
 from policies.serving.servers.upstream import Upstream, unusable
 from reward.serving.batches import QueueFullError, SharedBatches
 from rlhf.endpoints.chat_completions import text_content
@@ -42,16 +42,16 @@ class BestOf:
             {"seed": wanted["seed"] + place} if isinstance(wanted.get("seed"), int) else {}
             for place in range(self.number)
         ]
-        asked = [
+        tasks = [
             asyncio.create_task(upstream.complete(client, {**wanted, **seed})) for seed in seeds
         ]
         try:
-            completions = await asyncio.gather(*asked)
+            completions = await asyncio.gather(*tasks)
         finally:
-            for one in asked:
+            for one in tasks:
                 one.cancel()  # if one has failed
         try:
-            texts = [answer_of(one).text for one in completions]
+            texts = [read_completion(one).text for one in completions]
         except BrokenStreamError as error:
             raise unusable(str(error)) from None
         rewards = await self._score(prompt, texts)

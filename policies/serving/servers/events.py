@@ -17,7 +17,7 @@ class BrokenStreamError(Exception):
 
 
 @dataclass
-class Answer:
+class Completion:
     """A response as far as it has arrived.
 
     Worked example: after the events of "Hel" and "lo!" and one with the finish reason "stop",
@@ -57,14 +57,14 @@ class Answer:
 
 
 class EventReader:
-    """Turns the bytes of a stream into those for the app; `answer` is what they say.
+    """Turns the bytes of a stream into those for the app; `completion` is what they say.
 
     Args:
         names: fields of every event that are replaced: its id and the model's name.
     """
 
     def __init__(self, names: dict[str, str]) -> None:
-        self.answer = Answer()
+        self.completion = Completion()
         self.is_done = False
         self._names = names
         self._rest = b""
@@ -73,7 +73,7 @@ class EventReader:
         """The events that are complete with this content; the end of the stream is left out.
 
         Raises:
-            BrokenStreamError: see there.
+            BrokenStreamError: the server sent no event of a chat completion, or reports a failure.
         """
         *lines, self._rest = (self._rest + content).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
@@ -86,7 +86,7 @@ class EventReader:
         Raises:
             BrokenStreamError: in the middle of a response.
         """
-        if not self.is_done and self.answer.finish is None:
+        if not self.is_done and self.completion.finish is None:
             raise BrokenStreamError("it ended in the middle of a response")
 
     def _events(self, lines: list[bytes]) -> Iterator[bytes]:
@@ -105,10 +105,10 @@ class EventReader:
             if not isinstance(event, dict) or event.get("error"):
                 raise BrokenStreamError(f"it reports: {data[:300].decode(errors='replace')}")
             for choice in event["choices"]:
-                self.answer.add(choice.get("delta") or {}, choice.get("finish_reason"))
+                self.completion.add(choice.get("delta") or {}, choice.get("finish_reason"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BrokenStreamError(f"no chat completion: {error!r}") from None
-        self.answer.count(event.get("usage"))
+        self.completion.count(event.get("usage"))
         return event_of({**event, **self._names})
 
 
@@ -117,27 +117,27 @@ def event_of(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
-def answer_of(completion: dict[str, Any]) -> Answer:
-    """What a completion that was not streamed says.
+def read_completion(body: dict[str, Any]) -> Completion:
+    """Read a completion that was not streamed.
 
     Raises:
-        BrokenStreamError: it is no chat completion.
+        BrokenStreamError: this is no chat completion.
     """
-    answer = Answer()
+    read = Completion()
     try:
-        [choice] = completion["choices"]
-        answer.add(choice["message"], choice.get("finish_reason") or "stop")
+        [choice] = body["choices"]
+        read.add(choice["message"], choice.get("finish_reason") or "stop")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokenStreamError(f"no chat completion: {error!r}") from None
-    answer.count(completion.get("usage"))
-    return answer
+    read.count(body.get("usage"))
+    return read
 
 
-def as_events(completion: dict[str, Any]) -> Iterator[bytes]:
+def completion_events(body: dict[str, Any]) -> Iterator[bytes]:
     """A whole completion as the events of a stream, without the end."""
-    [choice] = completion["choices"]
+    [choice] = body["choices"]
     shared: dict[str, Any] = {
-        name: completion[name] for name in ("id", "created", "model") if name in completion
+        name: body[name] for name in ("id", "created", "model") if name in body
     }
     shared["object"] = "chat.completion.chunk"
     delta = {**choice["message"], "role": "assistant"}
@@ -147,5 +147,5 @@ def as_events(completion: dict[str, Any]) -> Iterator[bytes]:
         "delta": {},
         "finish_reason": choice.get("finish_reason") or "stop",
     }
-    usage = {"usage": completion["usage"]} if completion.get("usage") else {}
+    usage = {"usage": body["usage"]} if body.get("usage") else {}
     yield event_of({**shared, "choices": [end], **usage})

@@ -42,10 +42,10 @@ class Upstream:
         Raises:
             ApiError: the server refuses, fails or cannot be reached.
         """
-        answer = await self.open(client, {**body, "stream": False})
+        response = await self.start_completion(client, {**body, "stream": False})
         try:
             content = bytearray()
-            async for piece in answer.aiter_bytes():
+            async for piece in response.aiter_bytes():
                 content += piece
                 if len(content) > MAX_ANSWER_BYTES:
                     raise unusable("its answer is too long")
@@ -55,13 +55,15 @@ class Upstream:
         except (ValueError, RecursionError):
             raise unusable("its answer is not JSON") from None
         finally:
-            await answer.aclose()
+            await response.aclose()
         if not isinstance(value, dict):
             raise unusable("its answer is no chat completion")
         return value
 
-    async def open(self, client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
-        """The answer to a request, open to be read; the caller closes it.
+    async def start_completion(
+        self, client: httpx.AsyncClient, body: dict[str, Any]
+    ) -> httpx.Response:
+        """The response to a request, open to be read; the caller closes it.
 
         Raises:
             ApiError: the server refuses, fails or cannot be reached.
@@ -73,10 +75,10 @@ class Upstream:
             headers={"content-type": "application/json", **self.headers},
         )
         try:
-            answer = await client.send(request, stream=True)
-            if answer.status_code == httpx.codes.OK:
-                return answer
-            raise await _refusal(answer)
+            response = await client.send(request, stream=True)
+            if response.status_code == httpx.codes.OK:
+                return response
+            raise await _refusal(response)
         except httpx.HTTPError as error:
             raise unreachable(error) from None
 
@@ -88,31 +90,31 @@ class Upstream:
         """
         settings: dict[str, Any] = {"headers": self.headers, "timeout": HEALTH_SECONDS}
         try:
-            answer = await client.get(f"{self.url.removesuffix('/v1')}/health", **settings)
-            if answer.status_code == httpx.codes.NOT_FOUND:
-                answer = await client.get(f"{self.url}/models", **settings)
+            response = await client.get(f"{self.url.removesuffix('/v1')}/health", **settings)
+            if response.status_code == httpx.codes.NOT_FOUND:
+                response = await client.get(f"{self.url}/models", **settings)
         except httpx.HTTPError as error:
             return describe(error)
-        return "" if answer.is_success else f"status {answer.status_code}"
+        return "" if response.is_success else f"status {response.status_code}"
 
 
-async def _refusal(answer: httpx.Response) -> ApiError:
+async def _refusal(response: httpx.Response) -> ApiError:
     """The error of a server's refusal, with its message."""
     content = bytearray()
     try:
-        async for piece in answer.aiter_bytes():
+        async for piece in response.aiter_bytes():
             content += piece[: MAX_ERROR_BYTES - len(content)]
             if len(content) >= MAX_ERROR_BYTES:
                 break
     finally:
-        await answer.aclose()
+        await response.aclose()
     message = _message_of(bytes(content))
-    if answer.status_code in PASSED_ON:
-        wait = answer.headers.get("retry-after")
+    if response.status_code in PASSED_ON:
+        wait = response.headers.get("retry-after")
         headers = {"retry-after": wait} if wait else None
-        return ApiError(answer.status_code, message, INVALID, headers=headers)
+        return ApiError(response.status_code, message, INVALID, headers=headers)
     return ApiError(
-        502, f"The model server failed with status {answer.status_code}: {message}", UPSTREAM
+        502, f"The model server failed with status {response.status_code}: {message}", UPSTREAM
     )
 
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from policies.serving.servers.events import (
-    Answer,
     BrokenStreamError,
+    Completion,
     EventReader,
-    answer_of,
-    as_events,
+    completion_events,
+    read_completion,
 )
 from policies.serving.split import REMEMBERED, Split
 
@@ -35,8 +35,8 @@ def test_a_stream_is_read_in_pieces_of_any_size(size, end):
     stream += chunk(finish="stop", usage={"completion_tokens": 3}) + end
     reader, sent = read(stream, size)
     reader.close()
-    assert (reader.answer.text, reader.answer.finish) == ("Grüß dich!", "stop")
-    assert reader.answer.completion_tokens == 3
+    assert (reader.completion.text, reader.completion.finish) == ("Grüß dich!", "stop")
+    assert reader.completion.completion_tokens == 3
     events = [json.loads(line[5:]) for line in sent.splitlines() if line]
     assert {(event["id"], event["model"]) for event in events} == {("chatcmpl-1", "policy")}
     assert [e["choices"][0]["delta"].get("content") for e in events] == [*PIECES, None]
@@ -72,14 +72,14 @@ def test_a_line_without_end_is_not_collected():
 
 def test_calls_of_tools_are_no_text():
     message = {"content": None, "tool_calls": [{"id": "t"}]}
-    answer = answer_of({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    answer = read_completion({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
     assert answer.has_other_content
     assert answer.text == ""
 
 
 def test_a_character_may_come_in_halves():
     pieces = [{"content": piece} for piece in ("I am \ud83d", "\ude00, \ud83d")]
-    answer = Answer()
+    answer = Completion()
     for piece in pieces:
         answer.add(piece, None)
     assert answer.text == "I am 😀, \ufffd"
@@ -90,9 +90,9 @@ def test_a_whole_answer_as_events_is_the_same_answer():
     message = {"role": "assistant", "content": "Hello!"}
     choice = {"index": 0, "message": message, "finish_reason": "length"}
     completion = {"id": "a", "choices": [choice], "usage": {"completion_tokens": 2}}
-    reader, _ = read(b"".join(as_events(completion)), 11)
+    reader, _ = read(b"".join(completion_events(completion)), 11)
     reader.close()
-    assert reader.answer == answer_of(completion)
+    assert reader.completion == read_completion(completion)
 
 
 def turns(*texts: str) -> list[dict[str, str]]:

@@ -18,8 +18,8 @@ from labeling_app.db.store import Store
 from labeling_app.web.programs.served import ServedRecords
 from policies.serving import following
 from policies.serving.following import PromotionFollower
-from policies.serving.keeping import Keeping
-from policies.serving.proxy import Policies, Proxy, Side
+from policies.serving.proxy import Policies, Proxy, ServedPolicy
+from policies.serving.retention import Retention
 from policies.serving.servers.engine import EngineProcess
 from policies.serving.servers.upstream import Upstream
 from policies.serving.split import Split
@@ -66,11 +66,11 @@ class Serving:
         self.loading: set[str] = set()  # folders whose server is never ready
         self.begun: list[EngineProcess] = []
         self.is_locked = False
-        side, engine = self.prepare("original")()
-        against = Side(description={"path": "other"}, upstream=side.upstream)
-        sides = {"policy": side, "against": against}
-        keeping = Keeping(records=self.records, comparison=self.start_comparison(sides))
-        policies = Policies(sides=sides, split=Split(0.0), keeping=keeping)
+        policy, engine = self.prepare("original")()
+        against = ServedPolicy(description={"path": "other"}, upstream=policy.upstream)
+        policies = {"policy": policy, "against": against}
+        retention = Retention(records=self.records, comparison=self.start_comparison(policies))
+        policies = Policies(by_variant=policies, split=Split(0.0), retention=retention)
         self.proxy = Proxy(policies, None, 30.0)
         self.follower = PromotionFollower(
             out=out,
@@ -86,20 +86,20 @@ class Serving:
         if folder in self.broken:
             raise InputError(f"{folder} is not a model", "Train it.")
 
-        def start() -> tuple[Side, EngineProcess]:
+        def start() -> tuple[ServedPolicy, EngineProcess]:
             program = "import time; time.sleep(600)" if folder in self.loading else HEALTHY
             engine = EngineProcess(lambda port: [sys.executable, "-c", program, str(port)])
             self.begun.append(engine)
             url = self.servers[folder].url
             upstream = Upstream(url=url, model=folder, headers={})
-            return Side(description={"path": folder}, upstream=upstream), engine
+            return ServedPolicy(description={"path": folder}, upstream=upstream), engine
 
         return start
 
-    def start_comparison(self, sides: Mapping[Any, Side]) -> int:
+    def start_comparison(self, policies: Mapping[Any, ServedPolicy]) -> int:
         if self.is_locked:
             raise sqlite3.OperationalError("database is locked")
-        names = {name: side.description["path"] for name, side in sides.items()}
+        names = {name: policy.description["path"] for name, policy in policies.items()}
         return self.records.start_comparison(names, 0.5)
 
     async def ask(self) -> list[str]:
@@ -118,7 +118,7 @@ class Serving:
         return [line[6:] for line in b"".join(sent).decode().splitlines() if line]
 
     async def changed_to(self, name: str) -> None:
-        while self.proxy.policies.sides["policy"].description["path"] != name:
+        while self.proxy.policies.by_variant["policy"].description["path"] != name:
             await asyncio.sleep(0.02)
 
     async def run(self, work: Any) -> None:
@@ -174,7 +174,7 @@ def test_a_running_stream_ends_with_the_policy_it_began_with(
             ]
             roll_back(out, "lea")
             await serving.changed_to("original")
-            assert serving.proxy.policies.keeping.comparison == 1  # goes on
+            assert serving.proxy.policies.retention.comparison == 1  # goes on
 
         run_alone(serving.run(work()))
         pairs = [(one["policy"], one["against"]) for one in comparisons(store.connections)]

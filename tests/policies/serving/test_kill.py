@@ -13,7 +13,7 @@ import pytest
 from labeling_app.db.answers.served import find_served
 from labeling_app.db.store import Store
 from tests.servers.chat import ChatServer
-from tests.servers.served_policy import ServedPolicy, served_policy
+from tests.servers.served_policy import PolicyServer, served_policy
 
 APPS = 8
 
@@ -21,7 +21,7 @@ APPS = 8
 class Apps(threading.Thread):
     """One app after the other: a streamed response, then a thumb on it, until the server dies."""
 
-    def __init__(self, server: ServedPolicy, number: int) -> None:
+    def __init__(self, server: PolicyServer, number: int) -> None:
         super().__init__()
         self.server, self.number = server, number
         self.ended: dict[str, str] = {}  # id and text of responses whose end was seen

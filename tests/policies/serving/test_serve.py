@@ -13,7 +13,7 @@ from labeling_app.db.store import Store
 from tests.policies.serving.test_engine import until
 from tests.servers.chat import ChatServer
 from tests.servers.commands import free_port
-from tests.servers.served_policy import ServedPolicy, served_policy
+from tests.servers.served_policy import PolicyServer, served_policy
 
 HI = [{"role": "user", "content": "Hi?"}]
 
@@ -38,7 +38,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(upstream: ChatServer, original: ChatServer, db: Path) -> Iterator[ServedPolicy]:
+def server(upstream: ChatServer, original: ChatServer, db: Path) -> Iterator[PolicyServer]:
     with served_policy(
         *("--endpoint", upstream.url, "--against", "old", "--against-endpoint", original.url),
         *("--db", db, "--keep.redact", "tests.policies.serving.redaction:without_digits"),
@@ -54,7 +54,7 @@ def _as_before(upstream: ChatServer, original: ChatServer) -> None:
 
 
 @pytest.fixture
-def store(server: ServedPolicy, db: Path) -> Iterator[Store]:
+def store(server: PolicyServer, db: Path) -> Iterator[Store]:
     with Store(db) as opened:
         yield opened
 

@@ -15,7 +15,7 @@ from rlhf.records.jsonl import write_jsonl
 from rlhf.run.rundir import RunDir
 from tests.servers.chat import ChatServer
 from tests.servers.commands import run_process
-from tests.servers.served_policy import ServedPolicy, served_policy
+from tests.servers.served_policy import PolicyServer, served_policy
 
 PLACES = ["trip", "house", "garden", "train", "hotel", "music", "dog", "meeting"]
 PEOPLE = ["sister", "friend", "boss", "teacher", "doctor"]
@@ -70,7 +70,7 @@ def run(*arguments: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def judge(server: ServedPolicy, users: range) -> tuple[int, int]:
+def judge(server: PolicyServer, users: range) -> tuple[int, int]:
     """Each user asks a question and gives a thumb: how many answers were cheerful, and not.
 
     People like cheerful answers, and one in ten gives the wrong thumb.

@@ -9,8 +9,8 @@ import pytest
 
 from policies.serving import app
 from policies.serving.app import DAY_SECONDS
-from policies.serving.keeping import Keeping
 from policies.serving.proxy import Policies, Proxy
+from policies.serving.retention import Retention
 from policies.serving.split import Split
 from tests.servers.coroutines import run_alone
 
@@ -41,8 +41,8 @@ class Records:
 
 
 def serve(records: Records, engines: list[Engine], days: int | None) -> None:
-    keeping = Keeping(records=records, days=days)
-    proxy = Proxy(Policies(sides={}, split=Split(0.0), keeping=keeping), None, 1.0)
+    retention = Retention(records=records, days=days)
+    proxy = Proxy(Policies(by_variant={}, split=Split(0.0), retention=retention), None, 1.0)
     served = app.build_app(proxy, SimpleNamespace(), engines)
 
     async def live() -> None:

@@ -1,11 +1,11 @@
-"""What is kept of a response and its prompt: which, in whose words, and under which id."""
+"""Which responses are kept, what the redaction leaves of them, and their ids."""
 
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from policies.serving.servers.events import MAX_TEXT, Answer
+from policies.serving.servers.events import MAX_TEXT, Completion
 from policies.serving.split import Conversation
 from rlhf.endpoints.chat_completions import text_content
 from rlhf.errors import InputError
@@ -37,10 +37,15 @@ class Records(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
-    """Which responses are kept, and what of them.
+class Retention:
+    """Which responses are kept, for how long, and what of their texts.
 
-    `share` is that of conversations; after `days` responses are deleted.
+    Attributes:
+        records: where they are kept.
+        share: of the conversations.
+        days: after which responses are deleted; None keeps them.
+        redact: makes of a text what is kept of it.
+        comparison: number of the comparison that they belong to, if there is one.
     """
 
     records: Records
@@ -73,8 +78,8 @@ class Keeping:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A request for a completion: its id, its body and whom it concerns."""
+class ChatRequest:
+    """A request for a completion: its id, its body and its conversation."""
 
     id: str
     body: dict[str, Any]
@@ -88,52 +93,56 @@ class Asked:
 
 
 def served_response(
-    keeping: Keeping, asked: Asked, answer: Answer, model: Mapping[str, str]
+    retention: Retention, request: ChatRequest, completion: Completion, model: Mapping[str, str]
 ) -> ServedResponse | None:
-    """What is kept of an answer; None where there is nothing that a person could judge.
+    """What is kept of a completion; None where there is nothing that a person could judge.
 
     It has no sampling settings: a request does not say what the server's defaults cut off, and the
     best of several is no sample, so it must not be taken for the model's full distribution.
 
     Args:
-        keeping: what is kept.
-        asked: the request.
-        answer: the whole answer.
+        retention: what is kept.
+        request: the request.
+        completion: the whole of it.
         model: path and, where it is known, hash of the model.
 
     Raises:
         InputError: the redaction fails.
     """
-    if answer.has_other_content or not answer.text.strip() or answer.num_characters > MAX_TEXT:
+    if (
+        completion.has_other_content
+        or not completion.text.strip()
+        or completion.num_characters > MAX_TEXT
+    ):
         return None
-    prompt = _prompt(asked.messages, keeping)
+    prompt = _prompt(request.messages, retention)
     if prompt is None:
         return None
     response = Response(
-        id=content_id(SOURCE, asked.id),
+        id=content_id(SOURCE, request.id),
         prompt_id=prompt.id,
-        text=keeping.clean(answer.text),
+        text=retention.clean(completion.text),
         model=model["path"],
         model_fingerprint=model.get("hash"),
-        finished={"stop": True, "length": False}.get(answer.finish or ""),
+        finished={"stop": True, "length": False}.get(completion.finish or ""),
     )
     return ServedResponse(
-        id=asked.id,
-        conversation=asked.conversation.id,
-        variant=asked.conversation.variant,
+        id=request.id,
+        conversation=request.conversation.id,
+        variant=request.conversation.variant,
         prompt=prompt,
         response=response,
-        comparison=None if asked.conversation.is_ambiguous else keeping.comparison,
+        comparison=None if request.conversation.is_ambiguous else retention.comparison,
     )
 
 
-def _prompt(messages: list[dict[str, Any]], keeping: Keeping) -> Prompt | None:
-    """The conversation as a prompt; None with pictures, tools or an answer to continue."""
+def _prompt(messages: list[dict[str, Any]], retention: Retention) -> Prompt | None:
+    """The conversation as a prompt; None with pictures, tools or a response to continue."""
     try:
         read = [Message.from_json({**one, "content": text_content(one)}) for one in messages]
     except InputError:
         return None
-    cleaned = tuple(replace(one, content=keeping.clean(one.content)) for one in read)
+    cleaned = tuple(replace(one, content=retention.clean(one.content)) for one in read)
     try:
         return Prompt.create(cleaned, "train", SOURCE)
     except InputError:

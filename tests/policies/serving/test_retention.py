@@ -10,16 +10,16 @@ import httpx
 import openai
 import pytest
 
-from policies.serving.keeping import Asked, Keeping, served_response
-from policies.serving.proxy import Policies, Proxy, Side
-from policies.serving.servers.events import MAX_TEXT, Answer
+from policies.serving.proxy import Policies, Proxy, ServedPolicy
+from policies.serving.retention import ChatRequest, Retention, served_response
+from policies.serving.servers.events import MAX_TEXT, Completion
 from policies.serving.servers.upstream import Upstream, unreachable
 from policies.serving.split import Conversation, Split
 from rlhf.endpoints.signals import load_redaction
 from rlhf.records.served import ServedResponse
 from tests.servers.chat import ChatServer
 from tests.servers.coroutines import run_alone
-from tests.servers.served_policy import ServedPolicy, served_policy
+from tests.servers.served_policy import PolicyServer, served_policy
 
 REDACTIONS = "tests.policies.serving.redaction"
 MODEL = {"path": "m", "hash": "abc"}
@@ -35,20 +35,22 @@ class Records:
         self.kept.append(served)
 
 
-def asked(text: str = "I am 25.", **more: Any) -> Asked:
+def asked(text: str = "I am 25.", **more: Any) -> ChatRequest:
     body = {"messages": [{"role": "user", "content": text, **more}]}
-    return Asked(id="chatcmpl-1", body=body, conversation=Conversation("chatcmpl-1", "policy"))
+    return ChatRequest(
+        id="chatcmpl-1", body=body, conversation=Conversation("chatcmpl-1", "policy")
+    )
 
 
-def said(text: str, **more: Any) -> Answer:
-    answer = Answer()
+def said(text: str, **more: Any) -> Completion:
+    answer = Completion()
     answer.add({"content": text, **more}, "stop")
     return answer
 
 
 def test_prompt_and_response_are_redacted() -> None:
-    keeping = Keeping(records=Records(), redact=load_redaction(f"{REDACTIONS}:without_digits"))
-    found = served_response(keeping, asked(), said("You were 24."), MODEL)
+    retention = Retention(records=Records(), redact=load_redaction(f"{REDACTIONS}:without_digits"))
+    found = served_response(retention, asked(), said("You were 24."), MODEL)
     assert found is not None
     assert (found.prompt.text, found.response.text) == ("I am **.", "You were **.")
     assert (found.response.model_fingerprint, found.response.finished) == ("abc", True)
@@ -58,10 +60,10 @@ def test_prompt_and_response_are_redacted() -> None:
 def test_feedback_on_what_may_be_another_conversation_is_not_compared(
     is_ambiguous: bool, comparison: int | None
 ) -> None:
-    keeping = Keeping(records=Records(), comparison=7)
+    retention = Retention(records=Records(), comparison=7)
     conversation = Conversation("chatcmpl-1", "policy", is_ambiguous)
     found = served_response(
-        keeping, replace(asked(), conversation=conversation), said("Yes."), MODEL
+        retention, replace(asked(), conversation=conversation), said("Yes."), MODEL
     )
     assert found is not None
     assert found.comparison == comparison
@@ -72,19 +74,21 @@ def test_feedback_on_what_may_be_another_conversation_is_not_compared(
     [said("Look.", tool_calls=[{"id": "t"}]), said(" \n"), said("x" * (MAX_TEXT + 1))],
     ids=["tools", "blank", "long"],
 )
-def test_what_nobody_could_judge_is_not_kept(answer: Answer) -> None:
-    keeping = Keeping(records=Records())
-    assert served_response(keeping, asked(), said("Yes."), MODEL) is not None
-    assert served_response(keeping, asked(), answer, MODEL) is None
+def test_what_nobody_could_judge_is_not_kept(answer: Completion) -> None:
+    retention = Retention(records=Records())
+    assert served_response(retention, asked(), said("Yes."), MODEL) is not None
+    assert served_response(retention, asked(), answer, MODEL) is None
 
 
 def test_an_app_gets_its_answer_where_the_redaction_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     records = Records()
-    keeping = Keeping(records=records, redact=load_redaction(f"{REDACTIONS}:broken"))
-    side = Side(description=MODEL, upstream=Upstream(url="http://a/v1", model="m", headers={}))
-    policies = Policies(sides={"policy": side}, split=Split(0.0), keeping=keeping)
+    retention = Retention(records=records, redact=load_redaction(f"{REDACTIONS}:broken"))
+    policy = ServedPolicy(
+        description=MODEL, upstream=Upstream(url="http://a/v1", model="m", headers={})
+    )
+    policies = Policies(by_variant={"policy": policy}, split=Split(0.0), retention=retention)
     proxy = Proxy(policies, None, 1.0)
     for _ in range(2):
         run_alone(proxy._finish(asked("My secret"), policies, said("Yes.")))
@@ -117,7 +121,7 @@ def upstream() -> Iterator[ChatServer]:
 @pytest.fixture(params=[(), BEST_OF], ids=["one", "best-of"], scope="module")
 def full(
     request: pytest.FixtureRequest, upstream: ChatServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServedPolicy]:
+) -> Iterator[PolicyServer]:
     """A proxy whose database refuses every response from now on."""
     db = tmp_path_factory.mktemp("full") / "labels.db"
     upstream.streams = not request.param
@@ -130,7 +134,7 @@ def full(
         yield server
 
 
-def test_a_stream_that_could_not_be_kept_does_not_end_as_one_that_was(full: ServedPolicy) -> None:
+def test_a_stream_that_could_not_be_kept_does_not_end_as_one_that_was(full: PolicyServer) -> None:
     stream = full.openai.chat.completions.create(model="policy", messages=HI, stream=True)
     said: list[str] = []
     with stream, pytest.raises(openai.APIError) as caught:
@@ -147,7 +151,7 @@ def test_a_stream_that_could_not_be_kept_does_not_end_as_one_that_was(full: Serv
 
 
 def test_a_whole_response_that_could_not_be_kept_says_so_in_a_header(
-    full: ServedPolicy, upstream: ChatServer
+    full: PolicyServer, upstream: ChatServer
 ) -> None:
     upstream.streams = False
     asking = full.openai.chat.completions.with_raw_response
