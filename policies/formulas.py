@@ -100,7 +100,8 @@ def place_at_end(
     return rewards.scatter(1, last, scores[:, None])
 
 
-# Advantages: how much better a token was than the critic, or a response than others, let expect
+# Advantages: how much better a token did than the critic predicted, or a response than the other
+# samples of its prompt
 
 
 def generalized_advantages(
@@ -315,8 +316,8 @@ def forward_kl_top_k(
     """KL(reference ‖ policy) of every next token on the reference's own responses.
 
     Σ_v p_v log(p_v / q_v) over the reference's K most likely tokens and, as one bucket more, all
-    the others; p is the reference, q the policy. Never negative, and free of the noise of which
-    token was sampled. What differs within the bucket does not count: a lower bound, exact for
+    the others; p is the reference, q the policy. Never negative, and does not depend on
+    which token was sampled. What differs within the bucket does not count: a lower bound, exact for
     K = V.
     """
     kept = (reference_log_probs.exp() * (reference_log_probs - log_probs)).sum(dim=2)

@@ -80,7 +80,7 @@ class Reward:
         weights = torch.tensor(self.weights, device=scores.device)
         return combine(scores, weights, self.combination)
 
-    def of_rows(
+    def score_rows(
         self,
         rows: Sequence[Answer],
         tokenizer: PreTrainedTokenizerBase,

@@ -59,7 +59,7 @@ class PointwiseTensors:
 
 @dataclass(frozen=True)
 class Judgments:
-    """What is said of the responses of one forward pass; None for a kind that does not occur.
+    """The judgments on the responses of one forward pass; None for a kind that does not occur.
 
     `prompts` are numbered below this; `rankings` are only there for the losses that read whole
     rankings.

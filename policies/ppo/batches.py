@@ -121,8 +121,11 @@ def split_by_length(
     return list(order.split(counts))
 
 
-def split_alike(accelerator: Accelerator, parts: list[Tensor]) -> list[Tensor]:
-    """As many batches as the process with the most: where weights are sharded, all take part."""
+def equalize_batch_count(accelerator: Accelerator, parts: list[Tensor]) -> list[Tensor]:
+    """Split the largest batches until every process has equally many.
+
+    Sharded weights need all processes in every pass.
+    """
     wanted = int(global_max(accelerator, len(parts)))
     parts = list(parts)
     while len(parts) < wanted:
@@ -131,7 +134,7 @@ def split_alike(accelerator: Accelerator, parts: list[Tensor]) -> list[Tensor]:
     return parts
 
 
-def arrange(sequences: Sequences, tokens: int | None) -> Sequences:
+def repad(sequences: Sequences, tokens: int | None) -> Sequences:
     """A batch without the columns that are padding in every row.
 
     With a limit on tokens, rows are also shifted to end together.
@@ -154,29 +157,29 @@ def in_length_order(
     sequences = sequences.on_host
     lengths = sequences.joined.mask.sum(dim=1)
     for rows in split_by_length(lengths, size, tokens):
-        yield rows, arrange(sequences.rows(rows), tokens)
+        yield rows, repad(sequences.rows(rows), tokens)
 
 
 @dataclass(frozen=True)
-class Refit:
+class PaddingMap:
     """Moves values of real tokens to where another padding of the same rows has these tokens.
 
     Attributes:
         places: of each value in the rows laid end to end; 0 at padding.
-        real: real tokens of the other padding.
+        mask: real tokens of the other padding.
     """
 
     places: Int[Tensor, "B W"]
-    real: Bool[Tensor, "B W"]
+    mask: Bool[Tensor, "B W"]
 
     @classmethod
-    def of(
+    def between(
         cls,
         mask: Bool[Tensor, "N R"],
         other: Bool[Tensor, "B W"],
         device: torch.device,
         rows: Int[Tensor, " B"] | None = None,
-    ) -> "Refit":
+    ) -> "PaddingMap":
         """From one padding to the other, planned in main memory.
 
         Args:
@@ -194,7 +197,7 @@ class Refit:
     def __call__(self, values: Shaped[Tensor, "N R *K"]) -> Shaped[Tensor, "B W *K"]:
         """The values at their new places; 0 at padding."""
         moved = values.flatten(0, 1)[self.places]
-        padding = ~self.real
+        padding = ~self.mask
         return moved.masked_fill(padding.view(*padding.shape, *[1] * (moved.dim() - 2)), 0)
 
 
@@ -216,30 +219,30 @@ def _describe_file(path: Path) -> dict[str, str]:
     return {"path": str(path), "hash": file_hash(path)}
 
 
-def read_pieces(
+def read_chunks(
     path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit: int
 ) -> list[list[int]]:
-    """Token ids of pieces of 2 to `length` tokens, in the order of the file.
+    """Token ids of chunks of 2 to `length` tokens, in the order of the file.
 
     Args:
         path: JSON Lines with `text`, or a .txt file with a text on each line.
         tokenizer: the policy's.
-        length: most tokens of a piece.
-        limit: how many pieces are wanted; what comes after them is not read.
+        length: most tokens of a chunk.
+        limit: how many chunks are wanted; what comes after them is not read.
 
     Raises:
         InputError: there is no text, or a line cannot be read.
     """
-    pieces: list[list[int]] = []
+    chunks: list[list[int]] = []
     for text in _texts(path):
         ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
         parts = [ids[first : first + length] for first in range(0, len(ids), length)]
-        pieces += [part for part in parts if len(part) > 1]  # the first token is only read
-        if len(pieces) >= limit:
+        chunks += [part for part in parts if len(part) > 1]  # the first token is only read
+        if len(chunks) >= limit:
             break
-    if not pieces:
+    if not chunks:
         raise InputError(f"{path} holds no text", "Give --ptx.data a file with texts to keep.")
-    return pieces[:limit]
+    return chunks[:limit]
 
 
 def _texts(path: Path) -> Iterator[str]:
@@ -248,16 +251,16 @@ def _texts(path: Path) -> Iterator[str]:
         yield line.strip() if is_plain else text_of(line, place)
 
 
-def pieces_per_step(settings: PPOSettings, processes: int) -> int:
+def chunks_per_step(settings: PPOSettings, processes: int) -> int:
     """Chunks of text of one process in one step; every minibatch has at least one."""
     wanted = round(settings.batch.episodes_per_step * settings.ptx.per_episode / processes)
     return max(settings.optim.minibatches, wanted)
 
 
-def stack_pieces(pieces: Sequence[list[int]], pad_id: int, device: torch.device) -> Sequences:
-    """Pieces as sequences whose prompt is their first token."""
-    prompts = [ids[:1] for ids in pieces]
-    return Sequences.of(prompts, [ids[1:] for ids in pieces], pad_id).to(device)
+def stack_chunks(chunks: Sequence[list[int]], pad_id: int, device: torch.device) -> Sequences:
+    """Chunks as sequences whose prompt is their first token."""
+    prompts = [ids[:1] for ids in chunks]
+    return Sequences.of(prompts, [ids[1:] for ids in chunks], pad_id).to(device)
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,7 @@ class StepTexts:
     """The pretraining texts of every step.
 
     Attributes:
-        pieces: of all texts, as token ids.
+        chunks: of all texts, as token ids.
         per_step: how many a step takes, over all processes.
         seed: of their order.
         dp_rank: which part of them this process computes.
@@ -274,7 +277,7 @@ class StepTexts:
         device: where they are needed.
     """
 
-    pieces: Sequence[list[int]]
+    chunks: Sequence[list[int]]
     per_step: int
     seed: int
     dp_rank: int
@@ -285,5 +288,5 @@ class StepTexts:
     def of_step(self, step: int) -> Sequences:
         """This process's texts in a step, counted from 1."""
         place = {"dp_rank": self.dp_rank, "dp_size": self.dp_size}
-        pieces = items_of_step(self.pieces, step, self.per_step, self.seed, **place)
-        return stack_pieces(pieces, self.pad_id, self.device)
+        chunks = items_of_step(self.chunks, step, self.per_step, self.seed, **place)
+        return stack_chunks(chunks, self.pad_id, self.device)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from policies.ppo.batches import pieces_per_step
+from policies.ppo.batches import chunks_per_step
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import read_manifest
@@ -182,8 +182,8 @@ def _texts(settings: PPOSettings, processes: int) -> tuple[int, int]:
     length, rows = settings.ptx.length, settings.batch.micro_batch_size
     if settings.batch.micro_tokens:
         rows = max(1, settings.batch.micro_tokens // length)
-    pieces = pieces_per_step(settings, processes)
-    return min(rows, math.ceil(pieces / settings.optim.minibatches)), length
+    chunks = chunks_per_step(settings, processes)
+    return min(rows, math.ceil(chunks / settings.optim.minibatches)), length
 
 
 def _lengths(settings: PPOSettings) -> tuple[int, int]:

@@ -27,10 +27,10 @@ LONGER_PASSES = "--batch.micro-tokens, --batch.micro-batch-size"
 def finish(training: Training, state: LoopState) -> None:
     """Save the policy, audit it and write the report."""
     accelerator, run = training.accelerator, training.run
-    is_sharded = training.environment.sharding.is_sharded
+    is_sharded = training.rollout.sharding.is_sharded
     # whether all ranks call the policy, or the engine
-    together = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
-    audits = together or accelerator.is_main_process
+    needs_all_ranks = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
+    audits = needs_all_ranks or accelerator.is_main_process
     policy = unwrap(float32_model(training.model, training.optimizer))
     save_policy(accelerator, policy, training.tokenizer, run.policy)
     with training.gathered_policy.gathered(unwrap(training.model).policy) as plain:
@@ -51,7 +51,7 @@ def sample_for_audit(training: Training, policy: PreTrainedModel) -> list[Sample
     """The trained policy's answers to the prompts of the audit."""
     seed_all(training.settings.seed)
     samples = sample_with(
-        training.environment.sampler,
+        training.rollout.sampler,
         training.accelerator,
         policy,
         training.tokenizer,
@@ -60,7 +60,7 @@ def sample_for_audit(training: Training, policy: PreTrainedModel) -> list[Sample
         training.settings.sampling.batch_size,
     )
     # every rank scores the same ones
-    return from_main(samples) if training.environment.sharding.shards_weights else samples
+    return from_main(samples) if training.rollout.sharding.shards_weights else samples
 
 
 def audited(training: Training) -> Sequence[tuple[ReferenceRow, ...]]:
@@ -91,7 +91,7 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
         samples,
         training.tokenizer,
         training.store,
-        training.environment.sharding,
+        training.rollout.sharding,
     )
     history = read_metrics(training.run.metrics_file)
     rate, engine = training.matmul_rate, settings.sampling.engine

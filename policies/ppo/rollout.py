@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.formulas import (
@@ -27,7 +28,7 @@ from policies.formulas import (
     shape_rewards,
     whiten,
 )
-from policies.ppo.batches import Refit, in_length_order
+from policies.ppo.batches import PaddingMap, in_length_order
 from policies.ppo.kl import ReferencePolicy, measure_reference
 from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
 from policies.ppo.settings import PPOSettings
@@ -43,7 +44,7 @@ from rlhf.run.watchdog import beat
 
 
 @dataclass(frozen=True)
-class Environment:
+class RolloutContext:
     """What responses are sampled with and scored by; the same in every step.
 
     Attributes:
@@ -138,7 +139,7 @@ class Experience:
 
 @torch.no_grad()
 def sample_episodes(
-    environment: Environment,
+    context: RolloutContext,
     policy: PreTrainedModel,
     prompts: Sequence[tuple[ReferenceRow, ...]],
     batch_size: int,
@@ -146,20 +147,20 @@ def sample_episodes(
     """Sample a response for each prompt.
 
     Args:
-        environment: tokenizer, sampling settings and sampler.
+        context: tokenizer, sampling settings and sampler.
         policy: answers; not wrapped.
         prompts: the reference rows of each prompt, repeated as often as it is to be answered.
         batch_size: sequences sampled at once.
     """
-    tokenizer, device = environment.tokenizer, environment.accelerator.device
+    tokenizer, device = context.tokenizer, context.accelerator.device
     prompt_ids = [rows[0].prompt_ids for rows in prompts]
     samples = sample_with(
-        environment.sampler,
-        environment.accelerator,
+        context.sampler,
+        context.accelerator,
         policy,
         tokenizer,
         prompt_ids,
-        environment.sampling,
+        context.sampling,
         batch_size,
     )
     pad_id = int(tokenizer.pad_token_id)
@@ -177,85 +178,80 @@ def sample_episodes(
 
 
 def _stack_log_probs(samples: Sequence[Sample]) -> Float[Tensor, "B R"]:
-    width = max(len(sample.token_ids) for sample in samples)
-    log_probs = torch.zeros((len(samples), width))
-    for row, sample in enumerate(samples):
-        assert sample.log_probs is not None
-        log_probs[row, : len(sample.log_probs)] = torch.tensor(sample.log_probs)
-    return log_probs
+    return pad_sequence([torch.tensor(sample.log_probs) for sample in samples], batch_first=True)
 
 
 @torch.no_grad()
-def score_episodes(environment: Environment, episodes: Episodes) -> Scores:
+def score_episodes(context: RolloutContext, episodes: Episodes) -> Scores:
     """Score the responses, and shape the scores with the rewards of the reference outputs."""
     beat("scoring")
     prompts = [rows[0].prompt for rows in episodes.prompts]
-    scores = environment.reward(prompts, episodes.texts, episodes.sequences.joined)
-    stored = [environment.reference_rewards[prompt.id] for prompt in prompts]
-    reference_scores = torch.tensor(stored, device=environment.accelerator.device)
+    scores = context.reward(prompts, episodes.texts, episodes.sequences.joined)
+    stored = [context.reference_rewards[prompt.id] for prompt in prompts]
+    reference_scores = torch.tensor(stored, device=context.accelerator.device)
     shaped, baseline = shape_rewards(
         scores,
         reference_scores,
         episodes.finished,
         episodes.mask.sum(dim=1),
-        **environment.shaping,
+        **context.shaping,
     )
     return Scores(scores, center(scores, reference_scores), shaped, baseline)
 
 
 @torch.no_grad()
 def measure_episodes(
-    environment: Environment, model: PolicyAndCritic, episodes: Episodes, settings: PPOSettings
+    context: RolloutContext, model: PolicyAndCritic, episodes: Episodes, settings: PPOSettings
 ) -> Measured:
     """Log-probs, entropy and values of the tokens, and the reference's log-probs where needed."""
     beat("measuring")
-    return read_parts(model, lambda: _measure(environment, model, episodes, settings))
+    return read_parts(model, lambda: _measure(context, model, episodes, settings))
 
 
 def _measure(
-    environment: Environment, model: PolicyAndCritic, episodes: Episodes, settings: PPOSettings
+    context: RolloutContext, model: PolicyAndCritic, episodes: Episodes, settings: PPOSettings
 ) -> Measured:
-    accelerator, sequences, batch = environment.accelerator, episodes.sequences, settings.batch
-    temperature = environment.sampling.temperature
+    accelerator, sequences, batch = context.accelerator, episodes.sequences, settings.batch
+    temperature = context.sampling.temperature
     shape = sequences.responses.ids.shape
     log_probs, entropy, values = torch.zeros((3, *shape), device=accelerator.device)
     features: Tensor | None = None
     parts = list(in_length_order(sequences, batch.micro_batch_size, batch.micro_tokens))
     with accelerator.autocast():
-        for rows, part in environment.sharding.in_step(accelerator, parts):
+        for rows, part in context.sharding.in_step(accelerator, parts):
             mask = sequences.on_host.responses.mask[rows]
-            refit = Refit.of(part.responses.mask, mask, accelerator.device)
+            repadded = PaddingMap.between(part.responses.mask, mask, accelerator.device)
             here, part = send(rows, accelerator.device), part.to(accelerator.device)
             real = part.responses.mask
             if model.reads_frozen_features:
                 read = model.critic_features(part)
-                found = response_log_probs(model.policy, part, temperature)
-                new_values: Tensor | None = model.values_of(read)
+                token_log_probs = response_log_probs(model.policy, part, temperature)
+                new_values: Tensor | None = model.apply_value_head(read)
                 if features is None:
                     features = read.new_zeros((*shape, read.shape[2]))
-                features[here] = refit(read)
+                features[here] = repadded(read)
             else:
-                found, new_values = model.read(part, len(rows), temperature)
-            log_probs[here] = refit(found.first(real))
-            entropy[here] = refit(found.entropy * real)
+                token_log_probs, new_values = model.read(part, len(rows), temperature)
+            log_probs[here] = repadded(token_log_probs.first(real))
+            entropy[here] = repadded(token_log_probs.entropy * real)
             if new_values is not None:
-                values[here] = refit(new_values)
+                values[here] = repadded(new_values)
     reference_log_probs = None
-    if environment.reference_policy is not None:
+    if context.reference_policy is not None:
         reference_log_probs = measure_reference(
             accelerator,
             model,
-            environment.reference_policy,
+            context.reference_policy,
             sequences,
             batch.micro_batch_size,
-            environment.sharding,
+            context.sharding,
         )
     return Measured(log_probs, entropy, values, features, reference_log_probs)
 
 
 @torch.no_grad()
 def build_experience(
-    environment: Environment,
+    context: RolloutContext,
     episodes: Episodes,
     scores: Scores,
     measured: Measured,
@@ -267,14 +263,14 @@ def build_experience(
     subtracted at every token.
     """
     mask = episodes.mask
-    loss_mask, weights = _loss_weights(environment, episodes, measured.log_probs, settings)
+    loss_mask, weights = _loss_weights(context, episodes, measured.log_probs, settings)
     # without the baseline that shaping subtracts: a critic or other samples take its place
     token_rewards = place_at_end(scores.shaped + scores.baseline, mask)
     if measured.reference_log_probs is not None:
         log_ratio = measured.log_probs - measured.reference_log_probs
         token_rewards -= settings.kl.coefficient * log_ratio * mask
-    advantages, returns = advantages_of(
-        environment.accelerator, token_rewards, measured.values, mask, settings, loss_mask
+    advantages, returns = compute_advantages(
+        context.accelerator, token_rewards, measured.values, mask, settings, loss_mask
     )
     return Experience(
         sequences=episodes.sequences,
@@ -289,7 +285,7 @@ def build_experience(
 
 
 def _loss_weights(
-    environment: Environment,
+    context: RolloutContext,
     episodes: Episodes,
     log_probs: Float[Tensor, "B R"],
     settings: PPOSettings,
@@ -297,15 +293,15 @@ def _loss_weights(
     """The tokens that the losses learn from, and their weights in the policy loss."""
     mask, finished = episodes.mask, episodes.finished
     kept = finished if settings.rewards.mask_truncated else torch.ones_like(finished)
-    if environment.sampler_correction == "none":
+    if context.sampler_correction == "none":
         return mask & kept[:, None], None
     both, cap = (log_probs, episodes.sampler_log_probs), settings.sampling.correction_cap
-    if environment.sampler_correction == "sequence":
+    if context.sampler_correction == "sequence":
         kept = kept & matches_sampler(*both, mask, cap)
     return mask & kept[:, None], sampler_weights(*both, cap)
 
 
-def advantages_of(
+def compute_advantages(
     accelerator: Accelerator,
     token_rewards: Float[Tensor, "B R"],
     values: Float[Tensor, "B R"],

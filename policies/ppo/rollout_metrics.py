@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from policies.formulas import masked_moments, matches_sampler
-from policies.ppo.rollout import Environment, Episodes, Experience, Measured, Scores
+from policies.ppo.rollout import Episodes, Experience, Measured, RolloutContext, Scores
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceStore
 from rlhf.parallel.distributed import global_sum
@@ -71,13 +71,13 @@ def distinct_2(ids: Sequence[int]) -> float:
 
 
 def describe_correction(
-    environment: Environment, episodes: Episodes, experience: Experience, cap: float
+    context: RolloutContext, episodes: Episodes, experience: Experience, cap: float
 ) -> dict[str, float]:
     """How far the sampler was corrected for, over all processes; nothing where it was not.
 
     The effective sample size is Kish's, (Σ w)² / Σ w², as a fraction of the tokens.
     """
-    accelerator = environment.accelerator
+    accelerator = context.accelerator
     weights, mask = experience.sampler_weights, experience.loss_mask
     if weights is None:
         return {}
@@ -88,7 +88,7 @@ def describe_correction(
         "sampler/capped_fraction": float(capped) / count,
         "sampler/effective_sample_size": total**2 / (count * squares),
     }
-    if environment.sampler_correction == "sequence":
+    if context.sampler_correction == "sequence":
         near = matches_sampler(
             experience.old_log_probs, episodes.sampler_log_probs, episodes.mask, cap
         )

@@ -11,12 +11,12 @@ from accelerate import Accelerator
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.ppo.batches import StepTexts, pieces_per_step, read_pieces
+from policies.ppo.batches import StepTexts, chunks_per_step, read_chunks
 from policies.ppo.kl import reference_policy
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.models.critic import new_critic
 from policies.ppo.models.shared_base import critic_on, frozen_bytes, load_base, policy_on
-from policies.ppo.rollout import Environment
+from policies.ppo.rollout import RolloutContext
 from policies.ppo.settings import PPOSettings
 from policies.reference.rewards import rewards_by_prompt
 from policies.reference.store import ReferenceRow, ReferenceStore
@@ -85,7 +85,7 @@ class Training:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     tokenizer: PreTrainedTokenizerBase
-    environment: Environment
+    rollout: RolloutContext
     store: ReferenceStore
     prompts: Sequence[tuple[ReferenceRow, ...]]
     texts: StepTexts | None
@@ -148,7 +148,7 @@ def set_up(
         model=model,
         optimizer=stepper,
         tokenizer=tokenizer,
-        environment=_environment(settings, store, accelerator, sharding, base, tokenizer),
+        rollout=_rollout_context(settings, store, accelerator, sharding, base, tokenizer),
         store=store,
         prompts=store.by_prompt("train"),
         texts=_read_texts(settings, tokenizer, accelerator.device, dp_rank, dp_size),
@@ -174,14 +174,14 @@ def rollout_sharding(sharding: Sharding) -> Sharding:
     return Sharding(tensor_parallel=sharding.tensor_parallel)
 
 
-def _environment(
+def _rollout_context(
     settings: PPOSettings,
     store: ReferenceStore,
     accelerator: Accelerator,
     sharding: Sharding,
     base: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
-) -> Environment:
+) -> RolloutContext:
     reward = load_reward(
         settings.reward,
         accelerator,
@@ -192,7 +192,7 @@ def _environment(
         given=store.template_kwargs,
     )
     held = rollout_sharding(sharding)
-    return Environment(
+    return RolloutContext(
         accelerator=accelerator,
         tokenizer=tokenizer,
         reward=reward,
@@ -294,13 +294,13 @@ def _read_texts(
     dp_rank: int,
     dp_size: int,
 ) -> StepTexts | None:
-    """The pretraining texts: as many pieces as all steps take, where the file has them."""
+    """The pretraining texts: as many chunks as all steps take, where the file has them."""
     if settings.ptx.data is None:
         return None
-    per_step = dp_size * pieces_per_step(settings, dp_size)
+    per_step = dp_size * chunks_per_step(settings, dp_size)
     limit = settings.steps * per_step
     return StepTexts(
-        pieces=read_pieces(settings.ptx.data, tokenizer, settings.ptx.length, limit),
+        chunks=read_chunks(settings.ptx.data, tokenizer, settings.ptx.length, limit),
         per_step=per_step,
         seed=settings.seed,
         dp_rank=dp_rank,

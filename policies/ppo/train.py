@@ -130,19 +130,19 @@ def before_training(training: Training) -> dict[str, Any] | None:
             read_parts(plain, lambda: check_reference(training.accelerator, plain.policy, *inputs))
         if not (training.settings.has_critic and training.settings.critic.warmup):
             return None
-        found = fit_critic(
+        critic_fit = fit_critic(
             training.accelerator,
             plain,
             training.prompts,
-            training.environment.reference_rewards,
+            training.rollout.reference_rewards,
             training.settings,
             int(training.tokenizer.pad_token_id),
-            training.environment.sharding,
+            training.rollout.sharding,
         )
         trained: PolicyAndCritic = unwrap(training.model)
         trained.value_bias.copy_(plain.value_bias)
         assign(reward_head(trained.critic).weight, reward_head(plain.critic).weight)
-    return found
+    return critic_fit
 
 
 def train_loop(training: Training, done: int, state: LoopState) -> None:
@@ -163,9 +163,9 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
             check_step(row, accelerator.mixed_precision, newest, single_update=is_single)
             append_metrics(run.metrics_file, row)
             accelerator.log(row, step=step)
-            measured = next((row[name] for name in MEASURED_KL if name in row), None)
+            step_kl = next((row[name] for name in MEASURED_KL if name in row), None)
             state.audited_kl = row.get(AUDITED_KL, state.audited_kl)  # valid until the next
-            kls = [value for value in (measured, state.audited_kl) if value is not None]
+            kls = [value for value in (step_kl, state.audited_kl) if value is not None]
             state.guard_counts = check_guards(
                 row,
                 max(kls, default=None),
@@ -175,10 +175,10 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
                 newest,
                 lambda words: accelerator.print(words, file=sys.stderr),
             )
-            if measured is not None:
+            if step_kl is not None:
                 episodes = settings.batch.episodes_per_step
-                state.kl_coefficient = adjust(kl.coefficient, measured, episodes, kl)
-            shown = "" if measured is None else f"  kl {measured:z.3f}"
+                state.kl_coefficient = adjust(kl.coefficient, step_kl, episodes, kl)
+            shown = "" if step_kl is None else f"  kl {step_kl:z.3f}"
             bar.show(f"reward {row['reward/mean']:+z.2f}{shown}")
             bar.advance()
             has_warning = settings.guards.patience and state.guard_counts
@@ -187,8 +187,14 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
 
 
 def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str, float]:
-    """One step of PPO: rollout, scores, advantages, losses and optimizer steps; its metrics."""
-    accelerator, environment = training.accelerator, training.environment
+    """One step of PPO: rollout, scores, advantages, losses and optimizer steps; its metrics.
+
+    Args:
+        training: the run.
+        settings: those of the run, with this step's KL coefficient.
+        step: from 1.
+    """
+    accelerator, context = training.accelerator, training.rollout
     laps = Laps(accelerator, training.matmul_rate, settings.parallel.tensor_parallel)
     beat("sampling", step)
     rates = set_learning_rates(training, step)
@@ -202,12 +208,12 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
             dp_size=training.dp_size,
         )
     with training.gathered_policy.gathered(unwrap(training.model).policy) as policy:
-        episodes = sample_episodes(environment, policy, prompts, settings.sampling.batch_size)
+        episodes = sample_episodes(context, policy, prompts, settings.sampling.batch_size)
     laps.end("sample")
-    scores = score_episodes(environment, episodes)
+    scores = score_episodes(context, episodes)
     with training.gathered_model.gathered(training.model) as model:
-        measured = measure_episodes(environment, model, episodes, settings)
-        experience = build_experience(environment, episodes, scores, measured, settings)
+        measured = measure_episodes(context, model, episodes, settings)
+        experience = build_experience(context, episodes, scores, measured, settings)
         kls = read_parts(
             model, lambda: measure_kl(training, model, episodes, measured, settings, step)
         )
@@ -222,13 +228,13 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
         references = reference_batch(reference_rows, pad_id, accelerator.device)
         texts = training.texts.of_step(step) if training.texts else None
     data = StepData(experience, references, texts)
-    temperature = environment.sampling.temperature
+    temperature = context.sampling.temperature
     learner = Learner(accelerator, training.model, training.optimizer, settings, temperature)
     statistics = update(learner, data, generator)
     laps.end("update")
     metrics = {"step": step, **describe_rollout(accelerator, episodes, scores, measured)}
     cap = settings.sampling.correction_cap
-    metrics |= describe_correction(environment, episodes, experience, cap)
+    metrics |= describe_correction(context, episodes, experience, cap)
     metrics |= {**kls, **statistics, **rates}
     if settings.advantages == "gae":
         metrics |= describe_values(accelerator, experience)
@@ -245,9 +251,9 @@ def update(learner: Learner, data: StepData, generator: torch.Generator) -> dict
     norms = {f"grad_norm/{name}": 0.0 for name in policy_and_critic.parts}
     sums, updates = LossSums(), 0
     for minibatch in every_minibatch(data, optim.epochs, optim.minibatches, generator):
-        found = compute_gradients(learner, data, minibatch)
-        sums += found
-        if found.mean_approx_kl > optim.target_kl:
+        losses = compute_gradients(learner, data, minibatch)
+        sums += losses
+        if losses.mean_approx_kl > optim.target_kl:
             clear_gradients(learner.model, learner.optimizer)
             break
         for name, part in policy_and_critic.parts.items():
@@ -264,37 +270,37 @@ def measure_kl(
     training: Training,
     model: PolicyAndCritic,
     episodes: Episodes,
-    before: Measured,
+    measured: Measured,
     settings: PPOSettings,
     step: int,
 ) -> dict[str, float]:
     """The KLs of a step that are not part of its update, and the coefficient."""
     accelerator, kl = training.accelerator, settings.kl
-    found: dict[str, float] = {}
-    if before.reference_log_probs is not None:
-        found |= describe_reverse_kl(
-            accelerator, before.log_probs, before.reference_log_probs, episodes.mask
+    kls: dict[str, float] = {}
+    if measured.reference_log_probs is not None:
+        kls |= describe_reverse_kl(
+            accelerator, measured.log_probs, measured.reference_log_probs, episodes.mask
         )
     elif kl.audit_every and step % kl.audit_every == 0:
-        found |= audit(
+        kls |= audit(
             accelerator,
             training.store,
             model,
             episodes.sequences,
-            before.log_probs,
+            measured.log_probs,
             settings,
-            training.environment.sharding,
+            training.rollout.sharding,
         )
     if kl.target is None:
-        return found
+        return kls
     if kl.source == "reference":
         held_out = training.store.by_prompt("test") or training.prompts
         rows = [group[0] for group in held_out[:CONTROL_PROMPTS]]
-        measured = measure_forward_kl(
+        held_out_kl = measure_forward_kl(
             accelerator, model.policy, training.tokenizer, rows, training.store.sampling.temperature
         )
-        found["kl/held_out_forward_k3_per_token"] = measured["per_token"]
-    return found | {"kl/coefficient": kl.coefficient}
+        kls["kl/held_out_forward_k3_per_token"] = held_out_kl["per_token"]
+    return kls | {"kl/coefficient": kl.coefficient}
 
 
 def set_learning_rates(training: Training, step: int) -> dict[str, float]:

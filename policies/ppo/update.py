@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from policies.formulas import (
@@ -25,7 +26,7 @@ from policies.formulas import (
     policy_loss,
     value_loss,
 )
-from policies.ppo.batches import Refit, arrange, split_alike, split_by_length
+from policies.ppo.batches import PaddingMap, equalize_batch_count, repad, split_by_length
 from policies.ppo.rollout import Experience
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
@@ -107,9 +108,9 @@ class Losses:
 class TokenCounts:
     """Real tokens of all processes that the sums of an optimizer step are divided by."""
 
-    episodes: Tensor
-    references: Tensor
-    texts: Tensor
+    tokens: Tensor
+    reference_tokens: Tensor
+    ptx_tokens: Tensor
 
 
 @dataclass
@@ -169,7 +170,7 @@ def reference_batch(
     if not tops:
         return ReferenceBatch(sequences.to(device), log_probs.to(device))
     kinds = ([torch.tensor(t.ids) for t in tops], [torch.tensor(t.log_probs) for t in tops])
-    top = [torch.nn.utils.rnn.pad_sequence(kind, batch_first=True).to(device) for kind in kinds]
+    top = [pad_sequence(kind, batch_first=True).to(device) for kind in kinds]
     return ReferenceBatch(sequences.to(device), log_probs.to(device), top[0].long(), top[1])
 
 
@@ -218,9 +219,10 @@ def split_minibatches(
 def _split_evenly(
     tokens: Int[Tensor, " N"], parts: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Indices in groups whose sizes differ by at most 1, and token counts by the longest sequence.
+    """Split indices into groups of equal size and nearly equal numbers of tokens, at random.
 
-    Of `parts` neighbors in length every group gets one, at random.
+    Sizes differ by at most 1, token counts by at most the longest sequence: of every `parts`
+    neighbors in order of length, each group gets one.
     """
     order = torch.randperm(len(tokens), generator=generator)
     owners = torch.empty_like(order)
@@ -240,21 +242,21 @@ def compute_gradients(learner: Learner, data: StepData, minibatch: Minibatch) ->
     with nullcontext() if is_sharded else accelerator.autocast():
         for place, part in enumerate(parts):
             with accumulating(accelerator, model, last=place == len(parts) - 1):
-                losses = losses_of(learner, data, part)
+                losses = compute_losses(learner, data, part)
                 loss = losses.policy + settings.critic.coefficient * losses.value
-                loss = loss / counts.episodes.clamp(min=1)
+                loss = loss / counts.tokens.clamp(min=1)
                 kl = settings.kl.coefficient * losses.forward_kl
-                loss = loss + kl / counts.references.clamp(min=1)
-                loss = loss + settings.ptx.coefficient * losses.ptx / counts.texts.clamp(min=1)
+                loss = loss + kl / counts.reference_tokens.clamp(min=1)
+                loss = loss + settings.ptx.coefficient * losses.ptx / counts.ptx_tokens.clamp(min=1)
                 # data parallelism averages gradients over processes, and here they are to be added
                 backward(accelerator, model, loss.float() * accelerator.num_processes)
             sums.add(losses)
     total = global_sum(accelerator, torch.stack(list(vars(sums).values())))
     return LossSums(
         **dict(zip(vars(sums), total.tolist(), strict=True)),
-        tokens=float(counts.episodes),
-        reference_tokens=float(counts.references),
-        ptx_tokens=float(counts.texts),
+        tokens=float(counts.tokens),
+        reference_tokens=float(counts.reference_tokens),
+        ptx_tokens=float(counts.ptx_tokens),
     )
 
 
@@ -270,7 +272,7 @@ def _count_tokens(accelerator: Accelerator, data: StepData, minibatch: Minibatch
     return TokenCounts(*counts)
 
 
-def losses_of(learner: Learner, data: StepData, part: Minibatch) -> Losses:
+def compute_losses(learner: Learner, data: StepData, part: Minibatch) -> Losses:
     """The losses of one micro-batch: of texts, or of episodes and reference rows."""
     if data.texts is not None and len(part.texts):
         return _text_losses(learner, data.texts.on_host.rows(part.texts))
@@ -279,7 +281,7 @@ def losses_of(learner: Learner, data: StepData, part: Minibatch) -> Losses:
 
 def _text_losses(learner: Learner, texts: Sequences) -> Losses:
     """Σ −log π over the tokens of pretraining texts, at temperature 1."""
-    batch = arrange(texts, learner.settings.batch.micro_tokens).to(learner.accelerator.device)
+    batch = repad(texts, learner.settings.batch.micro_tokens).to(learner.accelerator.device)
     log_probs, *_ = learner.model(batch, 0, 1.0)
     losses = Losses.zero(log_probs.device)
     losses.ptx = -log_probs.sum()
@@ -291,12 +293,12 @@ def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Te
     experience, references, settings = data.experience, data.references, learner.settings
     device, sizes = learner.accelerator.device, [len(episodes), len(rows)]
     known, stored = experience.sequences.on_host, references.sequences.on_host
-    batch = arrange(stack(known.rows(episodes), stored.rows(rows)), settings.batch.micro_tokens)
+    batch = repad(stack(known.rows(episodes), stored.rows(rows)), settings.batch.micro_tokens)
     masks = batch.responses.mask.split(sizes)
-    aligned = Refit.of(known.responses.mask, masks[0], device, episodes)
-    aligned_row = Refit.of(stored.responses.mask, masks[1], device, rows)
+    aligned = PaddingMap.between(known.responses.mask, masks[0], device, episodes)
+    aligned_row = PaddingMap.between(stored.responses.mask, masks[1], device, rows)
     batch = batch.to(device)
-    row_mask = aligned_row.real
+    row_mask = aligned_row.mask
     top_ids, reference = None, references.log_probs
     if settings.kl.estimator == "top_k" and references.top_log_probs is not None:
         top_ids, reference = references.top_ids, references.top_log_probs
@@ -356,28 +358,28 @@ def micro_batches(learner: Learner, data: StepData, minibatch: Minibatch) -> lis
 
     def split(each: Tensor, size: int = 0) -> list[Tensor]:
         parts = split_by_length(each, size, batch.micro_tokens)
-        return split_alike(learner.accelerator, parts)
+        return equalize_batch_count(learner.accelerator, parts)
 
     if batch.micro_tokens:
-        found = [Minibatch(episodes[:0], rows[part], texts[:0]) for part in split(row_lengths)]
-        found += [Minibatch(episodes[part], rows[:0], texts[:0]) for part in split(lengths)]
+        batches = [Minibatch(episodes[:0], rows[part], texts[:0]) for part in split(row_lengths)]
+        batches += [Minibatch(episodes[part], rows[:0], texts[:0]) for part in split(lengths)]
         if is_zero(learner.model):
-            found.reverse()
+            batches.reverse()
     else:
         parts = episodes[lengths.argsort()].split(batch.micro_batch_size)
         row_parts = torch.tensor_split(rows[row_lengths.argsort()], len(parts))
-        found = [
+        batches = [
             Minibatch(part, row_part, texts[:0])
             for part, row_part in zip(parts, row_parts, strict=True)
         ]
     if data.texts is None:
-        return found
+        return batches
     text_lengths = data.texts.on_host.joined.mask.sum(dim=1)[texts]
     with_texts = [
         Minibatch(episodes[:0], rows[:0], texts[part])
         for part in split(text_lengths, batch.micro_batch_size)
     ]
-    return [*found, *with_texts] if is_zero(learner.model) else [*with_texts, *found]
+    return [*batches, *with_texts] if is_zero(learner.model) else [*with_texts, *batches]
 
 
 def stack(first: Sequences, second: Sequences) -> Sequences:

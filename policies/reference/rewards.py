@@ -127,7 +127,7 @@ class _Scorer:
     def _rewards(self, rows: Sequence[ReferenceRow]) -> list[float]:
         device = self.accelerator.device
         size = min(self.batch_size, SCORE_BATCH)
-        return self.reward.of_rows(rows, self.tokenizer, device, size)
+        return self.reward.score_rows(rows, self.tokenizer, device, size)
 
 
 def _require_replacing(
@@ -173,7 +173,7 @@ def rewards_by_prompt(
     else:
         splits = not (sharding or Sharding()).is_tensor_parallel
         share = (accelerator.process_index, accelerator.num_processes) if splits else (0, 1)
-        rewards = reward.of_rows(store.rows, tokenizer, accelerator.device, share=share)
+        rewards = reward.score_rows(store.rows, tokenizer, accelerator.device, share=share)
         if splits:
             mine = torch.tensor(rewards, dtype=torch.float64)
             rewards = global_sum(accelerator, mine).tolist()

@@ -26,7 +26,7 @@ MESH = ("copies", "parts")
 _arranged: dict[tuple[str, int, int], tuple[Any, DeviceMesh]] = {}  # with all processes of then
 
 
-def arrange(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
+def make_mesh(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
     """The mesh of processes: one row, or rows of `group`. A row shards, columns hold copies.
 
     Neighboring ranks, which are on one machine, are in one row. Of one kind there is one mesh: each

@@ -42,7 +42,7 @@ from torch.optim import Optimizer
 
 from rlhf.errors import ConfigError, InputError
 from rlhf.parallel.distributed import extend_timeouts, global_max
-from rlhf.parallel.fsdp import arrange, shard_all, shard_parts
+from rlhf.parallel.fsdp import make_mesh, shard_all, shard_parts
 from rlhf.parallel.master_weights import MasterOptimizer
 from rlhf.parallel.settings import SHARDED, ReduceDtype, State, Strategy
 from rlhf.parallel.tensor_parallel import average_replicated, prepare_tensor_parallel
@@ -181,7 +181,7 @@ def shard_first(
 
 
 def _arrange(accelerator: Accelerator, sharding: Sharding) -> DeviceMesh:
-    return arrange(accelerator.device, accelerator.num_processes, sharding.group)
+    return make_mesh(accelerator.device, accelerator.num_processes, sharding.group)
 
 
 def _mesh_of(model: nn.Module) -> DeviceMesh | None:

@@ -39,7 +39,7 @@ from rlhf.modeling import log_probs
 from rlhf.modeling.attention.layout import Inputs, last_tokens
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_config
-from rlhf.parallel.sharding import Sharding, accumulating, arrange, autocast_forward, shard
+from rlhf.parallel.sharding import Sharding, accumulating, autocast_forward, make_mesh, shard
 from rlhf.planning.plan import GIB
 from rlhf.planning.planner import Shape, read_shape
 from rlhf.planning.strategies import Load, phase_bytes, sizes_of
@@ -143,7 +143,7 @@ def measure(case: Case) -> dict[str, float]:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.ranks)
     # their numbers are read, so they are not fake
-    mesh = arrange(torch.device("cpu"), case.ranks, case.group)
+    mesh = make_mesh(torch.device("cpu"), case.ranks, case.group)
     rows = [[5] * (case.length // 2)] * case.batch
     sequences = Sequences.of(rows, rows, 0)
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -81,7 +81,7 @@ class PolicyAndCritic(nn.Module):
     def forward(
         self,
         sequences: Sequences,
-        episodes: int,
+        num_episodes: int,
         temperature: float,
         ids: Int[Tensor, "S R K"] | None = None,
         critic_features: Float[Tensor, "E R d"] | None = None,
@@ -93,26 +93,26 @@ class PolicyAndCritic(nn.Module):
 
         Args:
             sequences: episodes, followed by rows of the reference store.
-            episodes: how many of the rows are episodes; only they need values.
+            num_episodes: how many of the rows are episodes; only they need values.
             temperature: sampling temperature.
             ids: K tokens to look up at every place of the S reference rows.
             critic_features: what the critic's head reads, where that is known already.
 
         Returns:
-            Log-probs of all rows; values of the first `episodes` rows, None without a critic or
+            Log-probs of all rows; values of the first `num_episodes` rows, None without a critic or
             without episodes; log-probs of `ids`.
         """
         looked_up = sequences.responses.ids[:, :, None]
         if ids is not None:
-            padding = ids.new_zeros(episodes, *ids.shape[1:])
+            padding = ids.new_zeros(num_episodes, *ids.shape[1:])
             looked_up = torch.cat([looked_up, torch.cat([padding, ids])], dim=2)
         if critic_features is None:
-            found, values = self.read(sequences, episodes, temperature, looked_up)
+            token_log_probs, values = self.read(sequences, num_episodes, temperature, looked_up)
         else:
-            found = response_log_probs(self.policy, sequences, temperature, looked_up)
-            values = self.values_of(critic_features)
-        others = None if ids is None else found.log_probs[episodes:, :, 1:]
-        return found.first(sequences.responses.mask), values, others
+            token_log_probs = response_log_probs(self.policy, sequences, temperature, looked_up)
+            values = self.apply_value_head(critic_features)
+        others = None if ids is None else token_log_probs.log_probs[num_episodes:, :, 1:]
+        return token_log_probs.first(sequences.responses.mask), values, others
 
     def run(self, function: Callable[[], Result]) -> Result:
         """Call a function that uses parts of this module: see `read_parts`."""
@@ -121,31 +121,35 @@ class PolicyAndCritic(nn.Module):
     def read(
         self,
         sequences: Sequences,
-        episodes: int,
+        num_episodes: int,
         temperature: float,
         ids: Int[Tensor, "B R K"] | None = None,
     ) -> tuple[TokenLogProbs, Float[Tensor, "E R"] | None]:
-        """Log-probs of the response tokens, or of `ids`, and values, as above."""
+        """Log-probs of the response tokens, or of `ids`, and values of the first rows.
+
+        Arguments and results are those of `forward`.
+        """
         if not isinstance(self.critic, PolicyHead):
-            found = response_log_probs(self.policy, sequences, temperature, ids)
-            has_values = self.critic is not None and episodes > 0
-            return found, self.values(sequences.rows(slice(0, episodes))) if has_values else None
+            log_probs = response_log_probs(self.policy, sequences, temperature, ids)
+            if self.critic is None or not num_episodes:
+                return log_probs, None
+            return log_probs, self.values(sequences.rows(slice(0, num_episodes)))
         read: list[Tensor] = []  # what the output matrix reads is what the head reads
         output = self.policy.get_output_embeddings()
         hook = output.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
         try:
-            found = response_log_probs(self.policy, sequences, temperature, ids)
+            log_probs = response_log_probs(self.policy, sequences, temperature, ids)
         finally:
             hook.remove()
         hidden = read[-1] if self.critic.trains_policy else read[-1].detach()
-        hidden = hidden.view(*found.entropy.shape, -1)  # a packed row is one
-        return found, self.values_of(hidden[:episodes]) if episodes else None
+        hidden = hidden.view(*log_probs.entropy.shape, -1)  # a packed row is one
+        return log_probs, self.apply_value_head(hidden[:num_episodes]) if num_episodes else None
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """The critic's value before each response token."""
-        return self.values_of(self.critic_features(sequences))
+        return self.apply_value_head(self.critic_features(sequences))
 
-    def values_of(self, hidden: Float[Tensor, "B R d"]) -> Float[Tensor, "B R"]:
+    def apply_value_head(self, hidden: Float[Tensor, "B R d"]) -> Float[Tensor, "B R"]:
         """What the critic's head makes of features."""
         head = reward_head(self.critic)
         with torch.autocast(hidden.device.type, enabled=False):

@@ -207,9 +207,9 @@ def _moments(
     held_out = torch.tensor(
         [place % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 for place, g in enumerate(prompts) for _ in g]
     )
-    # processes that hold the model together read the same, and count it as often
-    together = sharding.tensor_parallel
-    first, step = accelerator.process_index // together, accelerator.num_processes // together
+    # the processes of a tensor-parallel group read the same rows, and each counts them
+    group_size = sharding.tensor_parallel
+    first, step = accelerator.process_index // group_size, accelerator.num_processes // group_size
     mine = range(first, len(rows), step)
     order = sorted(mine, key=lambda i: len(rows[i].prompt_ids) + len(rows[i].response_ids))
     width = reward_head(model.critic).in_features + 1

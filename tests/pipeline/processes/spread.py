@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from policies.ppo.batches import stack_pieces
+from policies.ppo.batches import stack_chunks
 from policies.ppo.models.actor_critic import PolicyAndCritic
-from policies.ppo.rollout import Experience, advantages_of
+from policies.ppo.rollout import Experience, compute_advantages
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.train import update
 from policies.ppo.update import Learner, StepData, reference_batch
@@ -170,7 +170,7 @@ class PPO:
             loss_mask=mask & (ids == 2).any(dim=1, keepdim=True),
             sampler_weights=0.5 + 0.1 * (ids % 7),
         )
-        texts = stack_pieces(RESPONSES[rank::ranks], 0, self.accelerator.device)
+        texts = stack_chunks(RESPONSES[rank::ranks], 0, self.accelerator.device)
         settings = changed(SETTINGS, micro_tokens=MIXING, ptx_coefficient=0.5)
         learner = Learner(self.accelerator, self.model, self.optimizer, settings, 1.0)
         data = StepData(experience, self.references, texts)
@@ -205,7 +205,9 @@ def advantages(accelerator: Accelerator) -> list[list[float]]:
     mask = sequences.responses.mask
     rewards = torch.arange(len(PROMPTS))[:, None] * mask.float()
     mine = list(range(accelerator.process_index, len(PROMPTS), accelerator.num_processes))
-    found, _ = advantages_of(accelerator, rewards[mine], 0 * rewards[mine], mask[mine], SETTINGS)
+    found, _ = compute_advantages(
+        accelerator, rewards[mine], 0 * rewards[mine], mask[mine], SETTINGS
+    )
     rows = [(row, one[mask[row]].tolist()) for row, one in zip(mine, found, strict=True)]
     return [values for _, values in sorted(gather_object(rows))]
 

@@ -21,10 +21,10 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from policies.ppo.kl import ReferencePolicy
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.rollout import (
-    Environment,
     Episodes,
     Experience,
     Measured,
+    RolloutContext,
     Scores,
     build_experience,
     measure_episodes,
@@ -116,16 +116,16 @@ def stored_rows() -> list[ReferenceRow]:
 
 
 def collect(
-    environment: Environment,
+    context: RolloutContext,
     model: Any,
     prompts: Sequence[tuple[ReferenceRow, ...]],
     settings: PPOSettings,
 ) -> tuple[Episodes, Scores, Measured, Experience]:
     """A rollout and what is learned from it, as a step of the loop gets them."""
-    episodes = sample_episodes(environment, model.policy, prompts, settings.sampling.batch_size)
-    scores = score_episodes(environment, episodes)
-    measured = measure_episodes(environment, model, episodes, settings)
-    experience = build_experience(environment, episodes, scores, measured, settings)
+    episodes = sample_episodes(context, model.policy, prompts, settings.sampling.batch_size)
+    scores = score_episodes(context, episodes)
+    measured = measure_episodes(context, model, episodes, settings)
+    experience = build_experience(context, episodes, scores, measured, settings)
     return episodes, scores, measured, experience
 
 
@@ -150,7 +150,7 @@ def trained_policy(
     def score(prompts: object, texts: object, batch: TokenBatch) -> torch.Tensor:
         return values[batch.ids[:, -1]]
 
-    environment = Environment(
+    context = RolloutContext(
         accelerator,
         tokenizer,
         Reward((score,), (1.0,), "sum", {}, tuple),
@@ -168,7 +168,7 @@ def trained_policy(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * (1 - step / steps)
         prompts = [(rows[0],)] * settings.batch.episodes_per_step
-        *_, experience = collect(environment, model, prompts, settings)
+        *_, experience = collect(context, model, prompts, settings)
         data = StepData(experience, reference_batch(used, PAD, accelerator.device))
         update(Learner(accelerator, model, optimizer, settings, 1.0), data, generator)
     with torch.no_grad():
@@ -198,10 +198,10 @@ def test_a_gap_between_sampler_and_trainer_is_measured() -> None:
     sampling = Sampling(temperature=1.0, max_new_tokens=4, seed=0)
     settings = changed(SETTINGS, samples_per_prompt=8)
     for by, gap in ((sample_continuously, 0.0), (sampler, 0.25)):
-        environment = Environment(
+        context = RolloutContext(
             accelerator, tokenizer, reward, None, {PROMPT.id: [0.0]}, sampling, settings.shaping, by
         )
-        *found, _ = collect(environment, model, rows, settings)
+        *found, _ = collect(context, model, rows, settings)
         assert describe_rollout(accelerator, *found)["sampler_gap"] == pytest.approx(gap, abs=1e-5)
 
 

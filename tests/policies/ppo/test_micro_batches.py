@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from policies.ppo.batches import Refit, split_alike, split_by_length
+from policies.ppo.batches import PaddingMap, equalize_batch_count, split_by_length
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import pad_left, pad_right
@@ -34,7 +34,7 @@ class ThreeProcesses:
 
 def test_all_processes_have_as_many_batches() -> None:
     parts = [torch.tensor([3, 1, 2]), torch.tensor([0])]
-    found = split_alike(ThreeProcesses(), parts)
+    found = equalize_batch_count(ThreeProcesses(), parts)
     assert [part.tolist() for part in found] == [[3], [1], [2], [0]]
 
 
@@ -54,8 +54,8 @@ def test_values_follow_their_tokens() -> None:
     mask = torch.tensor([[True, False, False], [True, True, True]])
     other = torch.tensor([[False, False, False, True], [False, True, True, True]])
     values = torch.tensor([[1.0, 9.0, 9.0], [2.0, 3.0, 4.0]])
-    assert Refit.of(mask, other, CPU)(values).tolist() == [[0, 0, 0, 1], [0, 2, 3, 4]]
-    swapped = Refit.of(mask, other.flip(0), CPU, torch.tensor([1, 0]))
+    assert PaddingMap.between(mask, other, CPU)(values).tolist() == [[0, 0, 0, 1], [0, 2, 3, 4]]
+    swapped = PaddingMap.between(mask, other.flip(0), CPU, torch.tensor([1, 0]))
     assert swapped(values).tolist() == [[0, 2, 3, 4], [0, 0, 0, 1]]
     pairs = torch.stack([values, -values], dim=2)
     assert swapped(pairs)[1].tolist() == [[0, 0], [0, 0], [0, 0], [1, -1]]
@@ -69,7 +69,7 @@ def test_log_probs_do_not_depend_on_the_padding(tiny_model: Path) -> None:
     for part in (plain, plain.end_aligned()):
         with torch.no_grad():
             log_probs = response_log_probs(model, part, 0.7).first(part.responses.mask)
-        refit = Refit.of(part.responses.mask, plain.responses.mask, CPU)
+        refit = PaddingMap.between(part.responses.mask, plain.responses.mask, CPU)
         found.append(refit(log_probs))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 
@@ -85,4 +85,4 @@ def test_the_token_budget_changes_nothing(tiny_model: Path, tokens: int) -> None
 
 def test_one_process_splits_as_it_likes() -> None:
     parts = [torch.tensor([0, 1])]
-    assert split_alike(start("fp32", 0), parts) == parts
+    assert equalize_batch_count(start("fp32", 0), parts) == parts

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from policies.ppo.batches import read_pieces, stack_pieces
+from policies.ppo.batches import read_chunks, stack_chunks
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.train import update
 from policies.ppo.update import Learner, StepData, reference_batch
@@ -47,9 +47,9 @@ def test_texts_are_cut_and_not_joined(tiny_model: Path, tmp_path: Path, form: st
     cut = [first[i : i + 3] for i in range(0, len(first), 3)] + [
         last[i : i + 3] for i in range(0, len(last), 3)
     ]
-    assert read_pieces(path, tokenizer, 3, 100) == [part for part in cut if len(part) > 1]
-    assert read_pieces(path, tokenizer, 100, 100) == [first, last]  # one token predicts nothing
-    assert read_pieces(path, tokenizer, 100, 1) == [first]
+    assert read_chunks(path, tokenizer, 3, 100) == [part for part in cut if len(part) > 1]
+    assert read_chunks(path, tokenizer, 100, 100) == [first, last]  # one token predicts nothing
+    assert read_chunks(path, tokenizer, 100, 1) == [first]
 
 
 def test_what_holds_no_text_is_refused(tiny_model: Path, tmp_path: Path) -> None:
@@ -57,14 +57,14 @@ def test_what_holds_no_text_is_refused(tiny_model: Path, tmp_path: Path) -> None
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "fine"}\n{"words": 1}\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"texts.jsonl:2: no text") as caught:
-        read_pieces(path, tokenizer, 8, 9)
+        read_chunks(path, tokenizer, 8, 9)
     assert '{"text": "…"}' in caught.value.remedy
     path.write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="holds no text"):
-        read_pieces(path, tokenizer, 8, 9)
+        read_chunks(path, tokenizer, 8, 9)
 
 
-def weights_after(folder: Path, pieces: list[list[int]], **changes: object):
+def weights_after(folder: Path, chunks: list[list[int]], **changes: object):
     """One step of plain gradient descent on texts alone: the advantages are 0."""
     kl = KLSettings(source="none")
     settings = changed(SETTINGS, kl=kl, ptx_coefficient=2.5, max_grad_norm=1e9, **changes)
@@ -80,7 +80,7 @@ def weights_after(folder: Path, pieces: list[list[int]], **changes: object):
     data = StepData(
         still,
         reference_batch([], 0, accelerator.device),
-        stack_pieces(pieces, 0, accelerator.device),
+        stack_chunks(chunks, 0, accelerator.device),
     )
     learner = Learner(accelerator, model, optimizer, settings, temperature=0.7)
     found = update(learner, data, torch.Generator().manual_seed(0))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead
-from policies.ppo.rollout import Environment, Episodes, Experience
+from policies.ppo.rollout import Episodes, Experience, RolloutContext
 from policies.ppo.rollout_metrics import describe_correction
 from policies.ppo.settings import PPOSettings
 from policies.ppo.train import update
@@ -122,7 +122,7 @@ def experience_of(settings: PPOSettings) -> tuple[Episodes, Experience, dict[str
     """Eight responses of at most four tokens, half of them said to be another program's."""
     model, tokenizer = build_models(WORDS)
     accelerator = start("fp32", 0)
-    environment = Environment(
+    context = RolloutContext(
         accelerator,
         tokenizer,
         Reward((lambda *batch: torch.arange(8.0),), (1.0,), "sum", {}, tuple),
@@ -133,11 +133,11 @@ def experience_of(settings: PPOSettings) -> tuple[Episodes, Experience, dict[str
         every_second_by_another,
         settings.sampler_correction,
     )
-    episodes, *_, found = collect(environment, model, [(stored_rows()[0],)] * 8, settings)
+    episodes, *_, found = collect(context, model, [(stored_rows()[0],)] * 8, settings)
     return (
         episodes,
         found,
-        describe_correction(environment, episodes, found, settings.sampling.correction_cap),
+        describe_correction(context, episodes, found, settings.sampling.correction_cap),
     )
 
 

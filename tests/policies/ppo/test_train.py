@@ -101,7 +101,7 @@ def test_several_rewards_are_weighed_and_combined(training: TrainingInputs) -> N
     rows = open_store(training.reference / "outputs").rows[:6]
 
     def of(names: list[str], **options: Any) -> list[float]:
-        return load_reward(names, accelerator, **options).of_rows(
+        return load_reward(names, accelerator, **options).score_rows(
             rows, tokenizer, accelerator.device
         )
 

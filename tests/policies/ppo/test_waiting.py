@@ -89,7 +89,7 @@ def test_policy_value_kl_and_text_losses_are_read_after_all_micro_batches(
 def measured(model: PolicyAndCritic, device: torch.device, size: int) -> tuple[list[Tensor], list]:
     sequences = Sequences.of(PROMPTS, RESPONSES, 0).to(device)
     episodes = Episodes([()] * 4, sequences, torch.ones(4), [""] * 4, torch.zeros(4, 6))
-    environment = SimpleNamespace(
+    context = SimpleNamespace(
         accelerator=SimpleNamespace(**{"device": device, "autocast": torch.no_grad}),
         sampling=SimpleNamespace(temperature=1.0),
         sharding=Sharding(),
@@ -99,9 +99,9 @@ def measured(model: PolicyAndCritic, device: torch.device, size: int) -> tuple[l
     )
     settings = changed(SETTINGS, micro_batch_size=size)
     with torch.no_grad(), waiting() as waits:
-        found = _measure(environment, model, episodes, settings)
+        found = _measure(context, model, episodes, settings)
         again = measure_reference(
-            environment.accelerator, model, environment.reference_policy, sequences, 1, Sharding()
+            context.accelerator, model, context.reference_policy, sequences, 1, Sharding()
         )
     return [found.log_probs, found.values, found.entropy, found.reference_log_probs, again], waits
 

@@ -57,7 +57,7 @@ def test_each_phase_counts_what_the_profiler_counts(
     accelerator = start("fp32", 0)
     store = open_store(wide.reference / "outputs", settings.model)
     training = set_up(settings, store, accelerator, Sharding(), RunDir(tmp_path))
-    environment = training.environment
+    context = training.rollout
     prompts = choose_prompts(training.prompts, 1, settings.batch, 0, dp_rank=0, dp_size=1)
     found: dict[str, tuple[float, float]] = {}
 
@@ -69,12 +69,10 @@ def test_each_phase_counts_what_the_profiler_counts(
         return result
 
     with training.gathered_model.gathered(training.model) as model:
-        episodes = counted("sample", lambda: sample_episodes(environment, model.policy, prompts, 8))
-        scores = counted("score", lambda: score_episodes(environment, episodes))
-        measured = counted(
-            "measure", lambda: measure_episodes(environment, model, episodes, settings)
-        )
-        experience = build_experience(environment, episodes, scores, measured, settings)
+        episodes = counted("sample", lambda: sample_episodes(context, model.policy, prompts, 8))
+        scores = counted("score", lambda: score_episodes(context, episodes))
+        measured = counted("measure", lambda: measure_episodes(context, model, episodes, settings))
+        experience = build_experience(context, episodes, scores, measured, settings)
     rows = choose_reference_rows(prompts, 1, settings, torch.Generator().manual_seed(0))
     pad_id = int(training.tokenizer.pad_token_id)
     data = StepData(experience, reference_batch(rows, pad_id, accelerator.device))

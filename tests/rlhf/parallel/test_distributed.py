@@ -222,9 +222,9 @@ GROUPS = """
 import os, sys
 from torch.distributed import distributed_c10d
 from rlhf.parallel.distributed import COLLECTIVE_TIMEOUT, start
-from rlhf.parallel.sharding import arrange
+from rlhf.parallel.sharding import make_mesh
 accelerator = start("fp32", seed=0)
-mesh = arrange(accelerator.device, 2, 1)
+mesh = make_mesh(accelerator.device, 2, 1)
 groups = list(distributed_c10d._world.pg_map)
 waits = {one._get_backend(accelerator.device).options._timeout for one in groups}
 os.write(1, f"{len(groups)} {waits == {COLLECTIVE_TIMEOUT}} {mesh.shape}\\n".encode())

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rlhf.errors import ConfigError, InputError
-from rlhf.parallel.fsdp import arrange
+from rlhf.parallel.fsdp import make_mesh
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.settings import ClusterSettings, GroupSettings
 from rlhf.parallel.sharding import Sharding, assign, clear_gradients, prepare
@@ -252,7 +252,7 @@ def test_one_mesh_of_a_kind_is_made(tmp_path) -> None:
         file = f"file://{tmp_path}/group-{number}"
         dist.init_process_group("gloo", init_method=file, rank=0, world_size=1)
         try:
-            meshes += [arrange(torch.device("cpu"), 1, group) for group in (0, 1, 0, 1)]
+            meshes += [make_mesh(torch.device("cpu"), 1, group) for group in (0, 1, 0, 1)]
         finally:
             dist.destroy_process_group()
     plain, grouped, again, grouped_again, *later = meshes
