@@ -39,7 +39,7 @@ from judgements import Line, build_groups, epoch_tokens, pairs_per_pass, read_ju
 
 if TYPE_CHECKING:
     from reward.data.groups import Group
-    from reward.step import TrainState
+    from reward.training.step import TrainState
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
@@ -61,7 +61,7 @@ def wrap(model: Any, kind: str, tokens: int) -> "TrainState":
 
     from reward.losses import Objective
     from reward.model.module import RewardModule
-    from reward.step import TrainState
+    from reward.training.step import TrainState
     from rlhf.modeling.attention.shared_prefix import share_prompts
     from rlhf.parallel.distributed import start
 
@@ -80,7 +80,7 @@ def wrap(model: Any, kind: str, tokens: int) -> "TrainState":
 def run_ours(lines: list[Line], held_out: list[Line], arguments: argparse.Namespace) -> Line:
     """Train one epoch with this project; before that the mean loss over the first pairs."""
     from reward.data.batches import epoch_order
-    from reward.step import take_step
+    from reward.training.step import take_step
 
     kind = arguments.kind
     state = wrap(load_model(arguments), kind, arguments.tokens)
@@ -103,7 +103,7 @@ def first_loss(state: "TrainState", groups: "list[Group]") -> float:
     from torch.nn.functional import logsigmoid
 
     from reward.data.batches import to_pair_tensors
-    from reward.step import forward, my_passes
+    from reward.training.step import forward, my_passes
 
     total, number = 0.0, 0
     state.module.train()
@@ -120,7 +120,7 @@ def first_loss(state: "TrainState", groups: "list[Group]") -> float:
 def count_tokens(state: "TrainState", groups: "list[Group]", per_step: int) -> tuple[int, int]:
     """Tokens that are not padding, and all that the forward passes of an epoch see."""
     from reward.data.batches import lay_out, num_tokens
-    from reward.step import my_passes
+    from reward.training.step import my_passes
 
     real = total = 0
     for first in range(0, len(groups), per_step):
@@ -134,8 +134,8 @@ def count_tokens(state: "TrainState", groups: "list[Group]", per_step: int) -> t
 
 def judge(state: "TrainState", held_out: list[Line], arguments: argparse.Namespace) -> Line:
     """Of each held-out prompt's pairs, how many are ordered as judged, and how many there are."""
-    from reward.report.accuracy import count_right
-    from reward.step import score_groups
+    from reward.accuracy import count_right
+    from reward.training.step import score_groups
 
     if not held_out:
         return {}

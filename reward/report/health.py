@@ -12,8 +12,8 @@ from math import exp, sqrt
 from statistics import median
 from typing import Any
 
+from reward.accuracy import accuracy_of_counts, how_right
 from reward.data.groups import Group, Pair
-from reward.report.accuracy import accuracy_of_counts, how_right
 
 NUM_BINS = 10
 NUM_WORST = 20

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from reward.accuracy import accuracy_of_counts, how_right, pair_accuracy, plain_accuracy
 from reward.data.groups import Group, Pointwise
 from reward.data.loading import Data
 from reward.data.thresholds import Thresholds
 from reward.model.normalize import Scale
-from reward.model.save import plain_accuracy
-from reward.report.accuracy import accuracy_of_counts, how_right, pair_accuracy
 from reward.settings import RewardSettings
 
 OTHER_SOURCES = "all others"

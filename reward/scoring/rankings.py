@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from reward.accuracy import pair_accuracy
 from reward.data.groups import Group, rank_pairs
-from reward.report.accuracy import pair_accuracy
 from reward.report.health import Verdict, collect_verdicts, describe_health
 from reward.report.health_page import write_page
 from reward.scoring.files import load_reward_of, require_new

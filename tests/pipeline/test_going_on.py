@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reward.train import train_reward
+from reward.training.train import train_reward
 from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
@@ -39,7 +39,7 @@ import json
 import sys
 from pathlib import Path
 from tests.settings import reward_settings
-from reward.train import train_reward
+from reward.training.train import train_reward
 
 rankings, out = map(Path, sys.argv[1:3])
 training = json.loads(sys.argv[3])

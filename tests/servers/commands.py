@@ -36,7 +36,7 @@ FORKS.set_forkserver_preload(
         "policies.ppo.train",
         "policies.reference.build",
         "policies.sft.train",
-        "reward.train",
+        "reward.training.train",
         "torch.distributed.fsdp",
         "transformers.models.auto.modeling_auto",
         "transformers.models.llama.modeling_llama",

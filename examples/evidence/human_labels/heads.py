@@ -16,9 +16,9 @@ from examples.evidence.experiment import Config
 from examples.evidence.human_labels.people import is_bare
 from reward.data.groups import Group, rank_pairs
 from reward.losses import Objective
-from reward.model.head import WEIGHT_PENALTY, fit_weight
 from reward.scoring.texts import Features as Reader
 from reward.scoring.texts import load_features
+from reward.training.fit_head import WEIGHT_PENALTY, fit_weight
 from rlhf.modeling.models import describe_model, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start_alone

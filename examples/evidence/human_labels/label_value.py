@@ -24,7 +24,7 @@ from examples.evidence.human_labels.heads import (
 from examples.evidence.human_labels.people import as_records, draw_test, is_bare, read_pairs
 from reward.report.health_page import draw_learning_curve
 from reward.report.learning_curve import Point, forecasts_of, measure_curve
-from reward.train import PARTS
+from reward.training.train import PARTS
 from rlhf.records.schema import RankedPrompt
 
 HEAD, ALL = "the head", "all weights"

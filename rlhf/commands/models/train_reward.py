@@ -14,14 +14,14 @@ def run(settings: Settings) -> dict[str, Any]:
 
     launch(settings.processes, settings.parallel.max_restarts)
     if settings.seeds:
-        from reward.ensemble import train_ensemble
+        from reward.training.ensemble import train_ensemble
 
         return train_ensemble(settings)
     if settings.learning_curve:
-        from reward.learning_curve import train_learning_curve
+        from reward.training.learning_curve import train_learning_curve
 
         return train_learning_curve(settings)
-    from reward.train import train_reward
+    from reward.training.train import train_reward
 
     return train_reward(settings)
 
@@ -39,6 +39,6 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
     from reward.memory import plan_sharded
-    from reward.model.origin import resolve_model
+    from reward.training.origin import resolve_model
 
     return plan_sharded(resolve_model(settings)).text

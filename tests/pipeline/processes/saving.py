@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from reward.model.save import require_same_files, scaled_weights
+from reward.training.save import require_same_files, scaled_weights
 from rlhf.errors import GuardError
 from rlhf.modeling.adapters import add_adapters, merged_weights, save_sharded
 from rlhf.modeling.heads import empty_causal_lm, empty_reward_model

@@ -33,7 +33,7 @@ from reward.data.thresholds import OTHERS, Thresholds
 from reward.losses import Objective
 from reward.model.module import RewardModule
 from reward.scoring.scorer import load_scorer
-from reward.step import TrainState, fit_thresholds, take_step
+from reward.training.step import TrainState, fit_thresholds, take_step
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right

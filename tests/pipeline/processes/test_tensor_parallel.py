@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 
 from policies.reference.store import open_store
-from reward.train import train_reward
+from reward.training.train import train_reward
 from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer

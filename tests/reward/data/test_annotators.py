@@ -14,8 +14,8 @@ from reward.data.batches import to_judgments, total_weight
 from reward.data.groups import Group, Pair, TieredRanking
 from reward.losses import Objective, sum_of_losses
 from reward.model.module import RewardModule
-from reward.step import TrainState, take_step
-from reward.train import train_reward
+from reward.training.step import TrainState, take_step
+from reward.training.train import train_reward
 from rlhf.modeling.models import new_reward_model
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.schema import RankedPrompt

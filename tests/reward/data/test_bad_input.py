@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from reward.train import train_reward
+from reward.training.train import train_reward
 from rlhf.cli import main
 from rlhf.records.fingerprints import folder_hash
 from tests.reward.conftest import build_record, export

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from reward.data.annotators import estimate_weights
 from reward.data.reliability import collect_votes, estimate_reliability, weights_of
 from reward.report.summaries import describe_training
-from reward.train import train_reward
+from reward.training.train import train_reward
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import file_hash

@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from reward.scoring.texts import load_text_reward
-from reward.train import train_reward
+from reward.training.train import train_reward
 from rlhf.modeling.models import load_config
 from rlhf.records.ranked import read_ranked
 from rlhf.records.schema import RankedPrompt

@@ -8,8 +8,8 @@ from reward.data.groups import Group
 from reward.data.loading import Data
 from reward.losses import Objective
 from reward.model.normalize import fit_scale, fold_into_head
-from reward.model.save import measure_scale
-from reward.step import TrainState
+from reward.training.save import measure_scale
+from reward.training.step import TrainState
 from rlhf.errors import GuardError
 from tests.reward.conftest import stored
 

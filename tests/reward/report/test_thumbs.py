@@ -12,12 +12,12 @@ from accelerate import Accelerator
 from reward.data.annotators import AnnotatorWeights, weigh_annotators
 from reward.data.batches import to_judgments, to_pointwise_tensors, total_weight
 from reward.data.groups import Group, Pair, Pointwise, TieredRanking
-from reward.ensemble import train_ensemble
 from reward.losses import Objective, sum_of_losses
 from reward.report.summaries import describe_training
 from reward.report.thumbs import OTHER_SOURCES
 from reward.scoring.scorer import load_scorer
-from reward.train import train_reward
+from reward.training.ensemble import train_ensemble
+from reward.training.train import train_reward
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.records.fingerprints import file_hash
 from rlhf.run.checkpoint import newest_checkpoint

@@ -16,7 +16,7 @@ from reward.data.groups import Group
 from reward.data.thresholds import Thresholds
 from reward.losses import Objective, sum_of_losses
 from reward.model.module import RewardModule
-from reward.step import TrainState, forward, gather_by_prompt, my_passes
+from reward.training.step import TrainState, forward, gather_by_prompt, my_passes
 from rlhf.modeling.heads import reward_head
 from rlhf.parallel.sharding import assign, reshard, unwrap
 from rlhf.run.metrics import progress

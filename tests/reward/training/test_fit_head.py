@@ -6,7 +6,7 @@ from scipy.optimize import minimize
 
 from reward.data.groups import Group, Pair
 from reward.losses import Objective
-from reward.model.head import fit_weight
+from reward.training.fit_head import fit_weight
 
 
 def build_groups() -> list[Group]:

@@ -4,8 +4,8 @@ Ties are left out, because they prefer no response; equal rewards count as half 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -110,3 +110,8 @@ def _interval(table: Float[ndarray, "P 2"]) -> tuple[float, float]:
     sums = table[drawn].sum(axis=1)  # (resamples, 2)
     low, high = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
     return float(low), float(high)
+
+
+def plain_accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
+    """An accuracy as JSON values."""
+    return asdict(accuracy) if accuracy else None

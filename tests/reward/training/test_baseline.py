@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from reward.data.groups import Group
-from reward.report.baseline import base_log_probs
+from reward.training.baseline import base_log_probs
 from rlhf.modeling.attention.shared_prefix import share_prompts
 
 

@@ -15,23 +15,28 @@ from accelerate import Accelerator
 from torch.optim import AdamW
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from reward.accuracy import Accuracy, pair_accuracy, plain_accuracy
 from reward.data.batches import epoch_order
 from reward.data.loading import Data, describe_inputs, held_out_as_before, read_data
 from reward.data.thresholds import Thresholds
 from reward.losses import Objective
 from reward.memory import device_bytes, require_memory, room_for
-from reward.model.head import fit_head
 from reward.model.module import RewardModule
-from reward.model.origin import reference_fingerprint, resolve_model
-from reward.model.save import describe_run, measure_scale, plain_accuracy, save_result, write_report
-from reward.report.accuracy import Accuracy, pair_accuracy
-from reward.report.baseline import base_log_probs
-from reward.report.evaluation import Best, compare, evaluate
 from reward.report.health import collect_verdicts, count_by_prompt
 from reward.report.learning_curve import Point, measure_curve
 from reward.report.thumbs import describe_thumbs
 from reward.settings import RewardSettings
-from reward.step import TrainState, fit_thresholds, score_groups, take_step
+from reward.training.baseline import base_log_probs
+from reward.training.evaluation import Best, compare, evaluate
+from reward.training.fit_head import fit_head
+from reward.training.origin import reference_fingerprint, resolve_model
+from reward.training.save import (
+    describe_run,
+    measure_scale,
+    save_result,
+    write_report,
+)
+from reward.training.step import TrainState, fit_thresholds, score_groups, take_step
 from rlhf.diagnose import as_input_error
 from rlhf.errors import GuardError
 from rlhf.modeling.adapters import add_adapters, four_bits

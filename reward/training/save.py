@@ -14,13 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from reward.data.annotators import weigh_annotators
 from reward.data.loading import Data
 from reward.model.normalize import Scale, fit_scale, fold_into_head
-from reward.model.origin import describe_origin
-from reward.report.accuracy import Accuracy
-from reward.report.evaluation import Best
 from reward.report.health import Verdict, describe_health
 from reward.report.health_page import write_page
 from reward.settings import RewardSettings
-from reward.step import TrainState, score_groups
+from reward.training.evaluation import Best
+from reward.training.origin import describe_origin
+from reward.training.step import TrainState, score_groups
 from rlhf.errors import GuardError
 from rlhf.modeling.adapters import each_merged_weight, merged_weights, save_adapters
 from rlhf.modeling.heads import empty_reward_model, head_name
@@ -141,11 +140,6 @@ def _refuse(folder: Path, wrong: list[str]) -> None:
             f"as {wrong[0]}",
             "Do not use it; try another version of transformers and --resume.",
         )
-
-
-def plain_accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
-    """An accuracy as JSON values."""
-    return asdict(accuracy) if accuracy else None
 
 
 def describe_run(

@@ -15,8 +15,8 @@ from reward.losses import Objective
 from reward.memory import plan_memory
 from reward.model.module import RewardModule
 from reward.settings import RewardSettings
-from reward.step import TrainState, take_step
-from reward.train import train_reward
+from reward.training.step import TrainState, take_step
+from reward.training.train import train_reward
 from rlhf.errors import ConfigError
 from rlhf.modeling.models import new_reward_model
 from rlhf.parallel.distributed import start

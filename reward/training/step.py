@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from reward.accuracy import Counts, count_judgments
 from reward.data.batches import lay_out, plan_step, to_judgments, total_weight
 from reward.data.groups import Group
 from reward.data.stored_groups import StoredGroups
 from reward.data.thresholds import Thresholds
 from reward.losses import Objective, sum_of_losses
-from reward.report.accuracy import Counts, count_judgments
 from rlhf.modeling.tokens import send
 from rlhf.parallel.distributed import global_sum
 from rlhf.parallel.sharding import accumulating, backward, clear_gradients, clip_gradients

@@ -13,9 +13,9 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, LlamaConfig
 
-from reward.model.save import require_same_weights
 from reward.scoring.scorer import load_scorer
-from reward.train import DETAILS, anneal, train_reward
+from reward.training.save import require_same_weights
+from reward.training.train import DETAILS, anneal, train_reward
 from rlhf.cli import main
 from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.modeling.models import model_fingerprint
@@ -29,7 +29,7 @@ from tests.servers.commands import RLHF, finish_group, run_group, start_group
 from tests.settings import changed
 
 SPEEDS = ("tokens_per_second", "tokens_per_pass", "tflops", "utilization")
-SIX_BILLION = Path(__file__).parents[2] / "examples" / "six_billion" / "llama_6b"
+SIX_BILLION = Path(__file__).parents[3] / "examples" / "six_billion" / "llama_6b"
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +324,7 @@ HOOKS_SCRIPT = """
 import sys
 from pathlib import Path
 from tests.settings import changed, reward_settings
-from reward.train import train_reward
+from reward.training.train import train_reward
 
 rankings, model, out = map(Path, sys.argv[1:])
 for hook in ("no", "fp16", "powersgd"):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from reward.learning_curve import train_learning_curve
-from reward.train import train_reward
+from reward.training.learning_curve import train_learning_curve
+from reward.training.train import train_reward
 from rlhf.errors import ConfigError, InputError
 from rlhf.planning.price import cost_of
 from rlhf.records.fingerprints import file_hash
@@ -61,7 +61,7 @@ def test_an_interrupted_curve_does_not_cost_twice(curve, tmp_path, monkeypatch):
         trained.append(train_reward(part, is_member=True))
         return trained[0]
 
-    monkeypatch.setattr("reward.learning_curve.train_reward", train)
+    monkeypatch.setattr("reward.training.learning_curve.train_reward", train)
     with pytest.raises(KeyboardInterrupt):
         train_learning_curve(settings)
     found = cost_of(RunDir(settings.out), None)["device_hours"]

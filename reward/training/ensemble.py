@@ -14,16 +14,15 @@ from typing import Any, get_args
 import torch
 from accelerate import Accelerator
 
+from reward.accuracy import pair_accuracy, plain_accuracy
 from reward.data.annotators import weigh_annotators
 from reward.data.loading import Data, describe_inputs, read_data
-from reward.model.origin import describe_origin, reference_fingerprint, resolve_model
-from reward.model.save import plain_accuracy
-from reward.report.accuracy import pair_accuracy
 from reward.report.thumbs import Threshold, combine_thresholds, pointwise_accuracy
 from reward.scoring.scorer import combine_members, load_scorer
 from reward.settings import Combine, RewardSettings
-from reward.step import rows_of
-from reward.train import train_reward
+from reward.training.origin import describe_origin, reference_fingerprint, resolve_model
+from reward.training.step import rows_of
+from reward.training.train import train_reward
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.modeling.tokens import pad_right
 from rlhf.parallel.distributed import start

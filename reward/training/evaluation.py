@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from reward.accuracy import count_judgments
 from reward.data.batches import to_judgments, total_weight
 from reward.data.groups import Group
 from reward.losses import sum_of_losses
-from reward.report.accuracy import count_judgments
-from reward.step import TrainState, score_groups
+from reward.training.step import TrainState, score_groups
 
 
 @dataclass(frozen=True)

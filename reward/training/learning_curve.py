@@ -8,9 +8,9 @@ from typing import Any
 
 from reward.data.loading import Data, describe_inputs, read_data
 from reward.memory import device_bytes, require_memory
-from reward.model.origin import reference_fingerprint, resolve_model
 from reward.settings import RewardSettings
-from reward.train import PARTS, part_folder, train_reward
+from reward.training.origin import reference_fingerprint, resolve_model
+from reward.training.train import PARTS, part_folder, train_reward
 from rlhf.config.paths import with_changes
 from rlhf.errors import InputError
 from rlhf.modeling.readers import tokenizer_of

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from reward.report.evaluation import Best, compare
-from reward.train import train_reward
+from reward.training.evaluation import Best, compare
+from reward.training.train import train_reward
 from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_reward_model
 from rlhf.run.metrics import read_metrics

@@ -9,9 +9,9 @@ from peft import PeftModel
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForSequenceClassification
 
-from reward.model.save import require_same_weights
 from reward.scoring.scorer import load_scorer
-from reward.train import train_reward
+from reward.training.save import require_same_weights
+from reward.training.train import train_reward
 from rlhf.modeling.models import describe_model
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.run.rundir import RunDir

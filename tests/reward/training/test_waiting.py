@@ -12,7 +12,7 @@ from reward.data.thresholds import Thresholds
 from reward.losses import Objective
 from reward.model.module import RewardModule
 from reward.scoring.scorer import load_scorer
-from reward.step import TrainState, score_groups, take_step
+from reward.training.step import TrainState, score_groups, take_step
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer, pad_right

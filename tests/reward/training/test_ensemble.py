@@ -5,10 +5,10 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForSequenceClassification
 
-from reward.ensemble import train_ensemble
 from reward.scoring.files import score_file
 from reward.scoring.scorer import combine_members, load_scorer
 from reward.settings import ScoreSettings
+from reward.training.ensemble import train_ensemble
 from rlhf.cli import main
 from rlhf.config import read_setting
 from rlhf.errors import ConfigError, GuardError

@@ -1,7 +1,7 @@
 import pytest
 
+from reward.accuracy import count_right, pair_accuracy
 from reward.data.groups import Group, Pair
-from reward.report.accuracy import count_right, pair_accuracy
 
 
 def group(*pairs):

@@ -12,11 +12,11 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForSequenceClassification
 
-from reward.ensemble import train_ensemble
-from reward.model.origin import resolve_model
 from reward.report.summaries import describe_training
 from reward.scoring.scorer import load_scorer
-from reward.train import train_reward
+from reward.training.ensemble import train_ensemble
+from reward.training.origin import resolve_model
+from reward.training.train import train_reward
 from rlhf.cli import main
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.models import describe_model, load_config

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from reward.data.batches import lay_out, plan_step
 from reward.data.groups import Group
-from reward.step import gather_by_prompt
+from reward.training.step import gather_by_prompt
 from rlhf.modeling.attention.layout import Inputs, places_of_responses
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.models import load_causal_lm
