@@ -219,10 +219,9 @@ def split_minibatches(
 def _split_evenly(
     tokens: Int[Tensor, " N"], parts: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Split indices into groups of equal size and nearly equal numbers of tokens, at random.
+    """Split indices into groups of nearly equal size and number of tokens, at random.
 
-    Sizes differ by at most 1, token counts by at most the longest sequence: of every `parts`
-    neighbors in order of length, each group gets one.
+    Of every `parts` neighbors in order of length, each group gets one.
     """
     order = torch.randperm(len(tokens), generator=generator)
     owners = torch.empty_like(order)
@@ -368,10 +367,8 @@ def micro_batches(learner: Learner, data: StepData, minibatch: Minibatch) -> lis
     else:
         parts = episodes[lengths.argsort()].split(batch.micro_batch_size)
         row_parts = torch.tensor_split(rows[row_lengths.argsort()], len(parts))
-        batches = [
-            Minibatch(part, row_part, texts[:0])
-            for part, row_part in zip(parts, row_parts, strict=True)
-        ]
+        both = zip(parts, row_parts, strict=True)
+        batches = [Minibatch(part, row_part, texts[:0]) for part, row_part in both]
     if data.texts is None:
         return batches
     text_lengths = data.texts.on_host.joined.mask.sum(dim=1)[texts]

@@ -5,7 +5,7 @@ import pytest
 from labeling_app.data_io.formats import Defaults, read_entry
 from labeling_app.db.store import Store
 from rlhf.records.schema import RankedPrompt
-from tests.labeling_app.data_io.test_import import ASK, BAD, GOOD, PREFERENCES, write
+from tests.labeling_app.data_io.lines import ASK, BAD, GOOD, PREFERENCES, write
 
 
 def exported(text: str, *, response: dict | None = None, **ranking: object) -> dict:

@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, load_dataset_builder
 
 from labeling_app.db.store import Store
-from tests.labeling_app.data_io.test_import import write
+from tests.labeling_app.data_io.lines import write
 
 
 def rows(name: str, count: int = 2) -> list[dict]:

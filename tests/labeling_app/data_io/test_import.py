@@ -13,46 +13,9 @@ from labeling_app.rankings.tiers import judgments_of_pairs
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt
+from tests.labeling_app.data_io.lines import ASK, GOOD, PREFERENCES, judged, write
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
-ASK = {"role": "user", "content": "Hi?"}
-GOOD = [{"role": "assistant", "content": "yes"}]
-BAD = [{"role": "assistant", "content": "no"}]
-
-
-def write(path: Path, lines: list) -> Path:
-    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
-    path.write_text(text + "\n", encoding="utf-8")
-    return path
-
-
-def judged(entry) -> list[list[list[str]]]:
-    """The rankings of an entry, as texts."""
-    texts = {response.id: response.text for response in entry.responses}
-    return [[[texts[i] for i in tier] for tier in ranking.tiers] for ranking in entry.rankings]
-
-
-PREFERENCES = {
-    "trl explicit": {"prompt": "Hi?", "chosen": "yes", "rejected": "no"},
-    "trl implicit": {"chosen": "Hi? yes", "rejected": "Hi? no"},
-    "conversational explicit": {"prompt": [ASK], "chosen": GOOD, "rejected": BAD},
-    "conversational implicit": {"chosen": [ASK, *GOOD], "rejected": [ASK, *BAD]},
-    "binarised UltraFeedback": {"prompt": "Hi?", "chosen": [ASK, *GOOD], "rejected": [ASK, *BAD]},
-    "HH-RLHF": {
-        "chosen": "\n\nHuman: Hi?\n\nAssistant: yes",
-        "rejected": "\n\nHuman: Hi?\n\nAssistant: no",
-    },
-    "UltraFeedback": {
-        "instruction": "Hi?",
-        "completions": [
-            {"model": "a", "response": "no", "overall_score": 2.0},
-            {"model": "b", "response": "yes", "overall_score": 7.5},
-        ],
-    },
-    "own, best second": {"prompt": "Hi?", "responses": ["no", "yes"], "tiers": [[1], [0]]},
-    "pairs": {"prompt": "Hi?", "responses": ["no", "yes"], "pairs": [[0, 1, "second"]]},
-    "scores": {"prompt": "Hi?", "responses": ["no", "yes"], "scores": [-1, 0.5]},
-}
 
 
 @pytest.mark.parametrize("name", PREFERENCES)
@@ -60,35 +23,6 @@ def test_yes_beats_no_in_every_format(name):
     entry = read_entry(PREFERENCES[name], Defaults())
     [[[better], [worse]]] = judged(entry)
     assert (entry.prompt.text, better.strip(), worse.strip()) == ("Hi?", "yes", "no")
-
-
-def turns(*contents):
-    """Messages of user and assistant in turn."""
-    roles = ("user", "assistant")
-    return [{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)]
-
-
-SYSTEM = {"role": "system", "content": "S"}
-
-
-@pytest.mark.parametrize(
-    ("prompt", "before", "kept"),
-    [
-        (turns("a"), turns("-", "b", "c")[1:], "abc"),  # goes on after the prompt
-        (turns("a", "b", "c"), turns("a", "b", "c"), "abc"),  # repeats it
-        ([SYSTEM], turns("a"), "Sa"),
-        ([SYSTEM, *turns("a")], turns("a"), "Sa"),  # repeats its end
-        (turns("a"), [SYSTEM, *turns("a")], "Sa"),
-        ([], turns("a"), "a"),
-    ],
-)
-def test_a_prompt_and_the_turns_of_both_sides_are_one_conversation(prompt, before, kept):
-    sides = {
-        name: [*before, {"role": "assistant", "content": name}] for name in ("chosen", "rejected")
-    }
-    entry = read_entry({"prompt": prompt, **sides}, Defaults())
-    assert "".join(message.content for message in entry.prompt.messages) == kept
-    assert judged(entry) == [[["chosen"], ["rejected"]]]
 
 
 def test_hh_keeps_the_conversation():
@@ -113,19 +47,6 @@ def test_ultrafeedback_is_the_work_of_a_model_and_equal_scores_tie():
     assert entry.rankings[0].scores == (5, 3, 3)
     assert (entry.rankings[0].kind, entry.rankings[0].annotator) == ("ai", "imported-ai")
     assert [response.model for response in entry.responses] == ["a", "b", "c"]
-
-
-def test_completions_without_a_score_do_not_cost_the_others_theirs():
-    value = {
-        "instruction": "Hi?",
-        "completions": [
-            {"model": str(score), "response": str(score), "overall_score": score}
-            for score in (None, 3, "N/A", 5)
-        ],
-    }
-    entry = read_entry(value, Defaults())
-    assert judged(entry) == [[["5"], ["3"]]]
-    assert entry.rankings[0].scores == (5, 3)
 
 
 def test_a_score_that_is_not_a_number_is_refused():
@@ -201,37 +122,6 @@ def test_two_answers_to_one_pair_make_no_order(again):
     pairs = [[0, 1, "first"], [1, 2, "first"], [0, 2, "first"], again]
     expected = [[[0], [1]], [[1], [2]], [[0], [2]], [[1], [0]]]
     assert judgments_of_pairs(pairs, 3) == expected
-
-
-@pytest.mark.parametrize(("margin", "strengths"), [(2.0, (2,)), (0.0, ()), (0.37, ()), (9, ())])
-def test_a_margin_of_trl_is_the_strength_that_it_was_exported_from(margin, strengths):
-    value = {"prompt": "Hi?", "chosen": "yes", "rejected": "no", "margin": margin}
-    assert read_entry(value, Defaults()).rankings[0].strengths == strengths
-
-
-@pytest.mark.parametrize("name", ["response", "completion"])
-def test_one_answer_without_a_judgment_is_kept(name):
-    entry = read_entry({"prompt": "Hi?", name: "yes"}, Defaults())
-    assert [response.text for response in entry.responses] == ["yes"]
-    assert entry.rankings == ()
-    with pytest.raises(InputError, match=f"both {name} and responses"):
-        read_entry({"prompt": "Hi?", name: "yes", "responses": ["no"]}, Defaults())
-
-
-def test_votes_of_people_without_names_all_count(tmp_path, run_json):
-    one = {"prompt": "Hi?", "responses": ["A", "B"]}
-    votes = [{**one, "tiers": tiers} for tiers in [[[0], [1]]] * 3 + [[[1], [0]]] * 2]
-    named = [{**vote, "annotator": "ann"} for vote in votes[:2]]  # who said it twice
-    thumbs = [{"prompt": "Hi?", "response": "A", "thumbs": "up"}] * 2
-    path = write(tmp_path / "votes.jsonl", [*votes, *named, *thumbs])
-    db = tmp_path / "new.db"
-    assert run_json("import", path, "--db", db)["new_rankings"] == 5 + 1 + 2
-    assert run_json("import", path, "--db", db)["new_rankings"] == 0
-    with Store(db) as store:
-        [record] = store.ranked_prompts()
-    texts = {response.id: response.text for response in record.responses}
-    first = [texts[ranking.tiers[0][0]] for ranking in record.rankings]
-    assert sorted(first) == ["A"] * 6 + ["B"] * 2
 
 
 def test_equal_texts_stay_two_responses():

@@ -20,8 +20,8 @@ from labeling_app.web.board.session import Board
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Ranking
 from tests.labeling_app.conftest import build_prompt, build_responses
+from tests.labeling_app.data_io.lines import write
 from tests.labeling_app.data_io.test_bad_lines import exported
-from tests.labeling_app.data_io.test_import import write
 
 TABLES = ("prompts", "responses", "rankings", "annotators", "tasks", "imports", "import_tasks")
 

@@ -10,7 +10,7 @@ import pytest
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
-from tests.labeling_app.data_io.test_import import write
+from tests.labeling_app.data_io.lines import write
 from tests.labeling_app.data_io.test_whole_imports import lines, require_whole
 
 NOTE = "n" * 9_000
