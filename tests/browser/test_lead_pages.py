@@ -22,6 +22,9 @@ LINES = [
 ]
 
 
+AT_A_DESK = pytest.mark.parametrize("lead", ["light"], indirect=True)
+
+
 @pytest.fixture(params=["light", "dark"])
 def lead(request, serve, open_page, tmp_path):
     """A lead's browser: a phone in the dark, a desk in the light."""
@@ -77,6 +80,7 @@ def test_a_lead_imports_previews_and_exports(lead, tmp_path):
         assert store.counts()["prompts"] == 65
 
 
+@AT_A_DESK
 def test_a_pasted_array_is_an_export_and_not_prompts(lead):
     _, page = lead
 
@@ -100,6 +104,7 @@ def test_a_pasted_array_is_an_export_and_not_prompts(lead):
     assert paste(f"{json.dumps(exported)[:-1]} 3]").startswith("pasted.json: item 3: a comma is")
 
 
+@AT_A_DESK
 def test_an_import_is_followed_after_a_reload_and_a_lost_piece_is_sent_again(lead, tmp_path):
     app, page = lead
     file = tmp_path / "many.jsonl"

@@ -59,6 +59,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     results.device.cache_clear()
 
 
+@pytest.mark.slow
 def test_every_stage_runs_with_a_tiny_model(tmp_path: Path) -> None:
     printed = rehearse((*STAGES, *STAGES[1:3]), tmp_path, NOT_THERE)
     lines = results.read_results(tmp_path / "results.jsonl")

@@ -81,6 +81,7 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(
     assert found["norms"] == pytest.approx(two[strategy]["ppo"]["norms"], rel=1e-7)
 
 
+@pytest.mark.slow
 def test_layers_gathered_in_bf16_train_as_autocast_does(folder: Path, tiny_model: Path) -> None:
     found = spread(2, str(tiny_model), str(folder / "bf16.json"), "bf16", "ddp", "fsdp")
     for part, rows in (
@@ -95,6 +96,7 @@ def test_layers_gathered_in_bf16_train_as_autocast_does(folder: Path, tiny_model
     require_planned_traffic("FSDP", found["fsdp"]["ppo"]["traffic"], tiny_model, bf16=True)
 
 
+@pytest.mark.slow
 def test_bf16_weights_train_as_autocast_does(folder: Path, tiny_model: Path) -> None:
     autocast = spread(1, str(tiny_model), str(folder / "cast.json"), "bf16", "auto")["auto"]
     out = folder / "weights.json"

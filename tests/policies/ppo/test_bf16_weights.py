@@ -53,6 +53,7 @@ def test_a_run_is_near_that_of_autocast(training: TrainingInputs, tmp_path: Path
     assert not some.equal(some.bfloat16().float())  # the masters, not what they are rounded to
 
 
+@pytest.mark.slow
 def test_two_processes_that_shard_them_take_the_steps_of_two_that_do_not(
     training: TrainingInputs, tmp_path: Path
 ) -> None:

@@ -95,7 +95,8 @@ def test_only_the_answer_and_what_people_asked_is_read(tmp_path: Path) -> None:
             said("Why?", "It rained.", system="Be brief."),
         ]
     )
-    assert plain == thinking == instructed
+    for other in (thinking, instructed):  # in another batch, which may round in another way
+        assert other == pytest.approx(plain, rel=1e-5, abs=2e-6)
 
 
 def test_a_position_after_the_padding_token_is_the_first(tmp_path: Path) -> None:

@@ -363,7 +363,7 @@ def test_what_compresses_on_cuda_only_is_refused_here(rankings, tiny_model, tmp_
     [
         ("fp32", 1),
         ("fp32", 2),
-        ("bf16-weights", 1),
+        pytest.param("bf16-weights", 1, marks=pytest.mark.slow),
         pytest.param("bf16-weights", 2, marks=pytest.mark.slow),
     ],
 )

@@ -69,7 +69,8 @@ BACKWARD = "model(torch.ones(1, 2)).sum().backward()"
     [
         (SLEEP, SUM, 0, "global_sum"),
         (STOP, SUM, 0, "global_sum"),
-        (SLEEP, BACKWARD, 0, "_pre_forward"),  # DDP talks before its second pass
+        # DDP talks before its second pass
+        pytest.param(SLEEP, BACKWARD, 0, "_pre_forward", marks=pytest.mark.slow),
         (SLEEP, BACKWARD, 2, "_engine_run_backward"),  # and averages gradients below Python
     ],
 )
