@@ -14,18 +14,17 @@ from rlhf.records.schema import AnnotatorKind, JsonObject, Ranking, Response, co
 
 LABEL_WORDS = {"true": "up", "false": "down"}
 UNPAIRED = ("prompt", "completion", "label")
-SINGLE = ("response", "completion")  # of a line with one answer
 EXAMPLE = 'Write {"prompt": "…", "response": "…", "thumbs": "up"}, or "down".'
 
 
 def with_responses(value: JsonObject) -> JsonObject:
-    """A line with one `response` or `completion`, or with thumbs, as one with lists.
+    """A line with one answer, or with thumbs, as one with lists of both.
 
     What a table has in no row is None there, and as good as absent.
 
     Raises:
         InputError: a label that is neither true nor false, a completion of several messages, or
-        a response beside `responses`.
+        both `response` and `responses`.
     """
     if all(value.get(name) is not None for name in UNPAIRED):
         thumb = LABEL_WORDS.get(str(value["label"]).lower())  # a cell of a CSV file is text
@@ -33,16 +32,19 @@ def with_responses(value: JsonObject) -> JsonObject:
             raise InputError(
                 f"label is {value['label']!r:.80}", "Write true for good and false for bad."
             )
-        value = {name: found for name, found in value.items() if name != "label"}
-        value["thumbs"] = thumb
-    for name in SINGLE:
-        if value.get(name) is not None:
-            if value.get("responses"):
-                raise InputError(f"The line has both {name} and responses", EXAMPLE)
-            rest = {other: found for other, found in value.items() if other != name}
-            value = {**rest, "responses": [_text(value[name])]}
+        value = {**_without(value, "response", "responses", "label"), "thumbs": thumb}
+    if value.get("response") is not None:
+        if value.get("responses"):
+            raise InputError("The line has both response and responses", EXAMPLE)
+        value = {**_without(value, "response"), "responses": [value["response"]]}
+    if value.get("completion") is not None and not value.get("responses"):
+        value = {**_without(value, "completion"), "responses": [_text(value["completion"])]}
     thumbs = value.get("thumbs")
     return value if thumbs is None or isinstance(thumbs, list) else {**value, "thumbs": [thumbs]}
+
+
+def _without(value: JsonObject, *names: str) -> JsonObject:
+    return {name: found for name, found in value.items() if name not in names}
 
 
 def thumb_rankings(

@@ -201,7 +201,7 @@ class Proxy:
         except (httpx.HTTPError, BrokenStreamError) as error:
             self.counts.failures += 1
             reason = describe(error) if isinstance(error, httpx.HTTPError) else str(error)
-            problem = f"The model server ended its response early: {reason}"
+            problem = f"The model server ended its answer early: {reason}"
             yield event_of(ApiError(502, problem, UPSTREAM).body)
             return
         yield _last_event(await self._finish(request, policies, reader.completion))

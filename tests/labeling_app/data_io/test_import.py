@@ -313,12 +313,12 @@ def test_thumbs_that_say_nothing_are_refused(changes, words):
 def test_thumbs_go_through_the_database_into_the_ranked_export(tmp_path, run_json):
     lines = [value for value, _ in THUMBS.values()]
     file, db = write(tmp_path / "thumbs.jsonl", lines), tmp_path / "labels.db"
-    for new in (3, 0):  # "own" and "trl" say the same of the same response
+    for new in (4, 0):  # "own" and "trl" say the same of the same response, for two people
         assert run_json("import", file, "--db", db)["new_rankings"] == new
     assert main(["export", "--db", str(db), "--out", str(tmp_path / "out"), "--names"]) == 0
     [line] = (tmp_path / "out" / "train.jsonl").read_text().splitlines()
     record = RankedPrompt.from_json(json.loads(line))
     flags = [(ranking.annotator, *ranking.flags) for ranking in record.rankings]
     assert sorted(flags) == [
-        ("imported", "thumbs-down"), ("imported", "thumbs-down"), ("imported", "thumbs-up")
+        *[("imported", "thumbs-down")] * 2, *[("imported", "thumbs-up")] * 2
     ]  # fmt: skip

@@ -61,8 +61,11 @@ def test_one_answer_without_a_judgment_is_kept(name):
     entry = read_entry({"prompt": "Hi?", name: "yes"}, Defaults())
     assert [response.text for response in entry.responses] == ["yes"]
     assert entry.rankings == ()
-    with pytest.raises(InputError, match=f"both {name} and responses"):
-        read_entry({"prompt": "Hi?", name: "yes", "responses": ["no"]}, Defaults())
+
+
+def test_one_answer_beside_a_list_is_refused():
+    with pytest.raises(InputError, match="both response and responses"):
+        read_entry({"prompt": "Hi?", "response": "yes", "responses": ["no"]}, Defaults())
 
 
 def test_votes_of_people_without_names_all_count(tmp_path, run_json):
