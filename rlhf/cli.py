@@ -28,11 +28,11 @@ from rlhf import __version__
 from rlhf.commands.files import settings_from_files
 from rlhf.commands.help_page import help_page
 from rlhf.commands.usage import explain, is_required, refuse_groups, unknown_flag
+from rlhf.commands.wording import cost_sentence
 from rlhf.config import missing_inputs, to_plain, to_yaml
 from rlhf.config.paths import with_new_flags
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, InputError, LostPeerError, MismatchError, RlhfError
-from rlhf.planning.price import cost_sentence
 from rlhf.ranks import exit_process, is_main_process, world_size
 from rlhf.run.watchdog import reporting_to_loop
 

@@ -99,39 +99,6 @@ def inspect_store(out: Path) -> dict[str, Any]:
     }
 
 
-def describe_store(found: dict[str, Any]) -> str:
-    """Format the result of `inspect_store` for the terminal."""
-    prompts, sampling = found["prompts"], found["sampling"]
-    lines = [
-        f"{found['path']}: reference outputs of {found['model']}",
-        f"{found['rows']} rows: {prompts['train']} training and {prompts['test']} test prompts × "
-        f"{found['samples_per_prompt']}, in {found['shards']} shards; {found['reused']} reused",
-        f"sampled at temperature {sampling['temperature']:g}, at most "
-        f"{sampling['max_new_tokens']} tokens, precision {found['precision']}",
-        "",
-        _line("prompt tokens", found["prompt_length"]),
-        _line("response tokens", found["length"]),
-    ]
-    if found["reward"]:
-        lines.append(_line("reward", found["reward"]) + f"   by {found['reward']['path']}")
-    lines += [
-        f"{'EOS rate':<16} {found['eos_rate']:.3f}",
-        f"{'mean log-prob':<16} {found['mean_log_prob']:.3f} nats a token",
-        f"{'mean entropy':<16} {found['mean_entropy']:.3f} nats a token",
-    ]
-    for one in found["examples"]:
-        end = "" if one["finished"] else ", cut at the length limit"
-        reward = "" if one["reward"] is None else f", reward {one['reward']:.2f}"
-        facts = f"{one['length']} tokens{end}, {one['mean_log_prob']:.2f} nats a token{reward}"
-        lines += ["", f"[{one['split']}] {one['prompt']}", f"→ {one['response']}", f"  ({facts})"]
-    return "\n".join(lines)
-
-
-def _line(name: str, spread: dict[str, float]) -> str:
-    keys = ("mean", "std", "min", "median", "p95", "max")
-    return f"{name:<16} " + "   ".join(f"{key} {spread[key]:.4g}" for key in keys)
-
-
 def _spread(values: Float[ndarray, " N"] | Int[ndarray, " N"]) -> dict[str, float]:
     return {
         "mean": float(values.mean(dtype=np.float64)),

@@ -1,9 +1,14 @@
 """Small pieces of the sentences that commands end with."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from rlhf.planning.price import cost_in_words
+from rlhf.run.intervals import in_words
+
+CHANCE = 0.5
 
 
 def counted(number: int, noun: str) -> str:
@@ -41,3 +46,36 @@ def columns(rows: Mapping[str, object]) -> str:
     """Names and values, one pair a line, the values below each other."""
     width = max(map(len, rows), default=0)
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
+
+
+def doubt(accuracy: Mapping[str, Any]) -> str:
+    """A sentence where an accuracy is not proven better than chance, else nothing."""
+    low = accuracy["value"] if accuracy["low"] is None else accuracy["low"]
+    unproven = bool(low <= CHANCE)
+    return " That is not proven better than chance: read the report before you go on." * unproven
+
+
+def accuracy_of_longer(
+    accuracy: Mapping[str, Any] | None, longer: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """How accurate choosing the longer response would be, and whether the model is no better."""
+    if not longer:
+        return
+    no_better = accuracy is not None and accuracy["value"] <= longer["value"]
+    yield f"Accuracy of choosing the longer response: {in_words(longer)}." + (
+        " The model is not better." * no_better
+    )
+
+
+def cost_sentence(cost: Mapping[str, Any] | None) -> Iterator[str]:
+    """A sentence on the cost, where a price or annotators' hours are known."""
+    if not cost or "device_hours" not in cost:
+        return
+    if cost["price"] is not None or cost["annotator_hours"]:
+        yield cost_in_words(cost)
+
+
+def advice_on_speed(report: Mapping[str, Any]) -> list[str]:
+    """The sentence of a report that says why little of the device was used, if it has one."""
+    advice = (report.get("use") or {}).get("advice")
+    return [advice[0].upper() + advice[1:]] if advice else []

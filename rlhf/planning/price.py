@@ -5,7 +5,7 @@ price        = device-hours · price of a device for an hour
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +119,6 @@ def _annotator_hours(rankings: Path | None) -> float | None:
     return None if hours is None else float(hours)
 
 
-def cost_sentence(cost: Mapping[str, Any] | None) -> Iterator[str]:
-    """What a command says of the cost, where a price or annotators' hours are known."""
-    if not cost or "device_hours" not in cost:
-        return
-    if cost["price"] is not None or cost["annotator_hours"]:
-        yield cost_in_words(cost)
-
-
 def cost_in_words(cost: Mapping[str, Any]) -> str:
     """A cost in a sentence: what of it is known."""
     words = f"Cost: {amount(cost['device_hours'])} device-hours"
@@ -146,9 +138,3 @@ def amount(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def advice_on_speed(report: Mapping[str, Any]) -> list[str]:
-    """The sentence of a report that says why little of the device was used, if it has one."""
-    advice = (report.get("use") or {}).get("advice")
-    return [advice[0].upper() + advice[1:]] if advice else []

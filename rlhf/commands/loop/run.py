@@ -13,19 +13,12 @@ from typing import Any
 
 from rlhf.commands.loop.children import read_commands, run_stage, say, wait_for_earlier_child
 from rlhf.commands.loop.new_prompts import NewPrompts
+from rlhf.commands.loop.new_rankings import Exported, count_new, has_round, last_exported
 from rlhf.commands.loop.report import build_report, describe_round, read_rounds, reason_to_stop
 from rlhf.commands.loop.settings import LoopSettings, launch_words
 from rlhf.commands.loop.splits import require_splits
 from rlhf.commands.loop.stages import Stage, launch_of, stages_of_round
-from rlhf.commands.loop.waiting import (
-    Exported,
-    RankingCheck,
-    count_new,
-    has_round,
-    last_exported,
-    wait_for_rankings,
-    wait_while_paused,
-)
+from rlhf.commands.loop.waiting import RankingCheck, wait_for_rankings, wait_while_paused
 from rlhf.errors import ConfigError
 from rlhf.ranks import world_size
 from rlhf.records.jsonl import write_json

@@ -1,4 +1,4 @@
-"""What the label database says of a round; waiting for people, for a time, and while paused."""
+"""Waiting for people, for a time, and while the loop is paused."""
 
 import shlex
 import time
@@ -8,16 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
-from labeling_app.db.board.overlap import num_open, num_wanted
-from labeling_app.db.rankings import num_rankings_since
-from labeling_app.db.rounds import rounds
+from labeling_app.db.board.overlap import num_wanted
 from labeling_app.db.store import Store
 from rlhf.commands.loop.children import say
+from rlhf.commands.loop.new_rankings import Exported, count_new
 from rlhf.commands.loop.schedule import next_start
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.wording import counted, next_command
-from rlhf.records.documents import Kinds, require_kinds
-from rlhf.records.ranked import MANIFEST, read_manifest
 from rlhf.run.loops.pausing import read_pause
 from rlhf.run.loops.train_now import (
     Waiting,
@@ -30,59 +27,6 @@ from rlhf.run.watchdog import beat
 
 POLL_SECONDS = 2.0
 SECONDS_BETWEEN_LINES = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What the last export could see: of the rankings, and of the imports if it recorded that."""
-
-    ranking: int = 0
-    finished_import: int | None = None
-
-
-def last_exported(folder: Path, recorded: int) -> Exported:
-    """What an export could see, by its manifest.
-
-    Args:
-        folder: the export.
-        recorded: the newest ranking before it began, for exports of earlier versions.
-
-    Raises:
-        InputError: the manifest is broken.
-    """
-    manifest = read_manifest(folder)
-    if "newest_ranking" not in manifest:
-        return Exported(ranking=recorded)
-    kinds: Kinds = {"newest_ranking": int, "newest_import": int}
-    require_kinds(manifest, kinds, str(folder / MANIFEST))
-    return Exported(ranking=manifest["newest_ranking"], finished_import=manifest["newest_import"])
-
-
-def count_new(db: Path, after: Exported, export: Any) -> dict[str, int]:
-    """How many rankings of a database are new, and how many tasks are open, as Quality counts them.
-
-    Args:
-        db: the label database.
-        after: what the last export could see.
-        export: settings of `rlhf export`: whose rankings count.
-    """
-    with Store(db, read_only=True) as store:
-        new = num_rankings_since(
-            store.connections,
-            after.ranking,
-            after_import=after.finished_import,
-            kinds=export.kind,
-            annotators=export.annotator,
-        )
-        return {"new": new, "open": num_open(store.connections)}
-
-
-def has_round(db: Path, policy: Path) -> bool:
-    """Whether samples of a policy were queued: `rlhf round` stores them all at once."""
-    with Store(db, read_only=True) as store:
-        return any(
-            one["policy"]["path"] == str(policy) for one in rounds(store.connections).values()
-        )
 
 
 def wait_while_paused(run: RunDir, number: int) -> None:
@@ -122,10 +66,10 @@ def wait_for_rankings(
     """
     while True:
         wait_while_paused(check.run, check.number)
-        if check.is_ready():
+        if check.poll():
             end_waiting(check.run.path)
             return
-        sample_responses(check.is_ready)
+        sample_responses(check.poll)
         time.sleep(POLL_SECONDS)
 
 
@@ -157,29 +101,32 @@ class RankingCheck:
         self._shown: Waiting | None = None
         self._is_ready = False
 
-    def is_ready(self) -> bool:
-        """Whether the round can begin; once it can, nothing is read again."""
+    def poll(self) -> bool:
+        """Read the database, publish the count, and say whether the round can begin.
+
+        Once it can, nothing is read again.
+        """
         if not self._is_ready:
-            self._is_ready = self._read()
+            self._is_ready = self._read_count()
         return self._is_ready
 
-    def _read(self) -> bool:
+    def _read_count(self) -> bool:
         count, now = count_new(self.settings.database, self.after, self.export), datetime.now(UTC)
-        there, wanted = count["new"], self.settings.new_rankings
+        new, wanted = count["new"], self.settings.new_rankings
         waiting = _waiting(self.settings.database, self.number, count, wanted)
         if waiting != self._shown:
             write_waiting(self.run.path, waiting)
             self._shown = waiting
-        if self.settings.start_at and self._start and now >= self._start and not there:
+        if self.settings.start_at and self._start and now >= self._start and not new:
             self._start = next_start(self.settings.start_at, now)  # nothing to train on
         start = self._start
-        ready = (start is not None and now >= start) or (wanted is not None and there >= wanted)
-        asks = there and not ready
+        ready = (start is not None and now >= start) or (wanted is not None and new >= wanted)
+        asks = new and not ready
         asked_by = training_requested_by(self.run.path, self.number) if asks else None
         if asked_by:
             say(f"{asked_by} starts the training with the rankings there are.")
             ready = True
-        beat(f"waiting for rankings: {_count_words(there, wanted, start)}", self.number)
+        beat(f"waiting for rankings: {_count_words(new, wanted, start)}", self.number)
         self._say(waiting, count["open"], ready=ready)
         return ready
 
@@ -206,9 +153,9 @@ def _waiting(db: Path, number: int, count: dict[str, int], wanted: int | None) -
         return replace(waiting, possible=num_wanted(store.connections))
 
 
-def _count_words(there: int, wanted: int | None, start: datetime | None) -> str:
+def _count_words(new: int, wanted: int | None, start: datetime | None) -> str:
     """How many rankings there are, and what starts the round, for the heartbeat."""
-    words = f"{there:,}" if wanted is None else f"{there:,} of {wanted:,}"
+    words = f"{new:,}" if wanted is None else f"{new:,} of {wanted:,}"
     return words + (f", or at {_clock(start)}" if start else "")
 
 

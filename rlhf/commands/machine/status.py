@@ -1,5 +1,6 @@
 """`rlhf status`: what each stage of a run did; which of two served policies people like better."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,9 +80,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if len(result["compared"]) > 1 and not settings.full:
         parts.insert(0, comparison(result["compared"]))
     if settings.db:
-        from policies.serving.thumbs.comparison import in_words
-
-        parts += map(in_words, result["comparisons"])
+        parts += map(describe_comparison, result["comparisons"])
         if not result["comparisons"]:
             parts.append(f"{settings.db} holds no comparison: rlhf serve --policy RUN --against M")
     return "\n\n".join(parts)
@@ -98,7 +97,37 @@ def _comparisons(db: Path) -> list[dict[str, Any]]:
     found = []
     for row in rows:
         compared = compare_thumbs(row["thumbs"])
-        for side in ("policy", "against"):
-            compared[side]["name"] = row[side]
+        for variant in ("policy", "against"):
+            compared[variant]["name"] = row[variant]
         found.append({"share": row["share"], "started_at": row["started_at"], **compared})
     return found
+
+
+def describe_comparison(compared: Mapping[str, Any]) -> str:
+    """A comparison in a few lines.
+
+    Args:
+        compared: of `compare_thumbs`, with the `name` of both policies.
+    """
+    lines = [_count_thumbs(compared[variant]) for variant in ("policy", "against")]
+    difference = compared["difference"]
+    if difference["value"] is None:
+        return "\n".join([*lines, "No comparison yet: one of them has no thumbs."])
+    low, high = 100 * difference["low"], 100 * difference["high"]
+    lines.append(
+        f"Difference {100 * difference['value']:+.0f} points (95 % interval {low:+.0f} to "
+        f"{high:+.0f}, which holds whenever you look)."
+    )
+    better = compared["better"]
+    lines.append(
+        f"People like {compared[better]['name']} better."
+        if better
+        else "Which one people like better is not known yet."
+    )
+    return "\n".join(lines)
+
+
+def _count_thumbs(policy: Mapping[str, Any]) -> str:
+    total = policy["up"] + policy["down"]
+    rate = "" if policy["rate"] is None else f", {100 * policy['rate']:.0f} % up"
+    return f"{policy['name']}: {total:,} thumb{'' if total == 1 else 's'}{rate}"

@@ -3,8 +3,7 @@
 from typing import Any
 
 from policies.dpo.settings import DPOSettings as Settings
-from rlhf.commands.wording import counted, next_command
-from rlhf.planning.price import advice_on_speed
+from rlhf.commands.wording import advice_on_speed, counted, next_command
 
 EXAMPLE = """rlhf dpo --rankings rankings --model models/SmolLM2-135M-Instruct \\
     --learning-rate 1e-5 --out runs/first/dpo"""

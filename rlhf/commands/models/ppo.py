@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.ppo.settings import PPOSettings as Settings
-from rlhf.commands.wording import described_kl, next_command
-from rlhf.planning.price import advice_on_speed
+from rlhf.commands.wording import advice_on_speed, described_kl, next_command
 
 EXAMPLE = """rlhf ppo --model models/SmolLM2-135M-Instruct --reward runs/first/reward \\
     --reference runs/first/reference --out runs/first/ppo"""

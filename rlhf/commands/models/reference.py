@@ -35,9 +35,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     With --shard, how many of the shards there are.
     """
     if settings.inspect:
-        from policies.reference.summary import describe_store
-
-        return describe_store(result)
+        return _describe_store(result)
     if "rows" not in result:
         [[done, number]] = [item for item in result["shards"].items() if item[0] != "of"]
         return f"{number} of {result['shards']['of']} shards are {done}; other jobs do the rest."
@@ -83,3 +81,36 @@ def memory_plan(settings: Settings) -> str:
         ),
         vllm=settings.sampling.engine_tensor_parallel * (settings.sampling.engine == "vllm"),
     ).text
+
+
+def _describe_store(result: dict[str, Any]) -> str:
+    """Format the result of `inspect_store` for the terminal."""
+    prompts, sampling = result["prompts"], result["sampling"]
+    lines = [
+        f"{result['path']}: reference outputs of {result['model']}",
+        f"{result['rows']} rows: {prompts['train']} training and {prompts['test']} test prompts × "
+        f"{result['samples_per_prompt']}, in {result['shards']} shards; {result['reused']} reused",
+        f"sampled at temperature {sampling['temperature']:g}, at most "
+        f"{sampling['max_new_tokens']} tokens, precision {result['precision']}",
+        "",
+        _spread("prompt tokens", result["prompt_length"]),
+        _spread("response tokens", result["length"]),
+    ]
+    if result["reward"]:
+        lines.append(_spread("reward", result["reward"]) + f"   by {result['reward']['path']}")
+    lines += [
+        f"{'EOS rate':<16} {result['eos_rate']:.3f}",
+        f"{'mean log-prob':<16} {result['mean_log_prob']:.3f} nats a token",
+        f"{'mean entropy':<16} {result['mean_entropy']:.3f} nats a token",
+    ]
+    for one in result["examples"]:
+        end = "" if one["finished"] else ", cut at the length limit"
+        reward = "" if one["reward"] is None else f", reward {one['reward']:.2f}"
+        facts = f"{one['length']} tokens{end}, {one['mean_log_prob']:.2f} nats a token{reward}"
+        lines += ["", f"[{one['split']}] {one['prompt']}", f"→ {one['response']}", f"  ({facts})"]
+    return "\n".join(lines)
+
+
+def _spread(name: str, spread: dict[str, float]) -> str:
+    keys = ("mean", "std", "min", "median", "p95", "max")
+    return f"{name:<16} " + "   ".join(f"{key} {spread[key]:.4g}" for key in keys)

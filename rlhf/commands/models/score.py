@@ -1,10 +1,12 @@
 """`rlhf score`: the rewards of responses, or how often they agree with people."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reward.settings import ScoreSettings as Settings
-from rlhf.commands.wording import counted
+from rlhf.commands.wording import accuracy_of_longer, counted, doubt
+from rlhf.run.intervals import in_words
 
 if TYPE_CHECKING:
     from rlhf.records.schema import RankedPrompt
@@ -34,7 +36,6 @@ def run(settings: Settings) -> dict[str, Any]:
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """Where the rewards are, their mean and their spread; or how far to trust them."""
     if "judged" in result:
-        from reward.report.summaries import describe_agreement
         from rlhf.run.rundir import RunDir
 
         return describe_agreement(result, RunDir(settings.out).report_html)
@@ -43,6 +44,28 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         f"{counted(result['prompts'], 'prompt')} into {result['out']}: mean {result['mean']:z.2f}, "
         f"standard deviation {result['std']:.2f}."
     )
+
+
+def describe_agreement(report: Mapping[str, Any], page: Path) -> str:
+    """How often a reward agrees with judgments, from the report of `rlhf score --rankings`.
+
+    Args:
+        report: with `longer_wins` and `calibration_error` of its health.
+        page: report.html.
+    """
+    accuracy, longer = report["accuracy"], report["longer_wins"]
+    if accuracy is None:
+        return f"Every judgment is a tie: there is no accuracy to report.\nReport: {page}"
+    lines = [
+        f"Accuracy of {report['reward']}: {in_words(accuracy)}, on {accuracy['pairs']} pairs of "
+        f"{accuracy['prompts']} prompts.{doubt(accuracy)}",
+        *accuracy_of_longer(accuracy, longer),
+        f"Expected calibration error {report['calibration_error']:.3f}, with the difference of two "
+        "rewards read as log-odds.",
+    ]
+    if left_out := report["left_out"]:
+        lines.append(f"Lines left out because they hold nothing to judge: {left_out:,}.")
+    return "\n".join([*lines, f"Report: {page}"])
 
 
 def read_judgments(path: Path) -> tuple[list["RankedPrompt"], int]:

@@ -3,8 +3,7 @@
 from typing import Any
 
 from policies.sft.settings import SFTSettings as Settings
-from rlhf.commands.wording import counted, next_command
-from rlhf.planning.price import advice_on_speed
+from rlhf.commands.wording import advice_on_speed, counted, next_command
 
 EXAMPLE = """rlhf sft --demonstrations demonstrations \\
     --model models/SmolLM2-135M-Instruct --out runs/first/sft"""

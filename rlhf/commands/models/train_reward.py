@@ -1,11 +1,24 @@
 """`rlhf train-reward`."""
 
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from reward.report.annotators import describe_annotators
+from reward.report.learning_curve import describe_curve
 from reward.settings import RewardSettings as Settings
+from rlhf.commands.wording import accuracy_of_longer, advice_on_speed, doubt
+from rlhf.config import flag_of
+from rlhf.records.schema import RankedPrompt, Sampling
+from rlhf.run.intervals import in_words
+from rlhf.run.rundir import RunDir
 
 EXAMPLE = """rlhf train-reward --rankings rankings --model models/SmolLM2-135M-Instruct \\
     --out runs/first/reward"""
+LANGUAGE_MODEL = "LANGUAGE_MODEL"  # a placeholder: no report names it
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -28,12 +41,40 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """How far to trust the model, from its report.json."""
-    from reward.report.summaries import describe_training
-    from rlhf.run.rundir import RunDir
-
     run = RunDir(settings.out)
     with run.reading_report():
-        return describe_training(settings, run.read_report())
+        return describe_report(settings, run.read_report())
+
+
+def describe_report(settings: Settings, report: Mapping[str, Any]) -> str:
+    """Its accuracy, what it was trained on, where the report is, and the next command.
+
+    Args:
+        settings: of the stage.
+        report: what report.json holds; that of an ensemble has no counts.
+    """
+    run = RunDir(settings.out)
+    has_thumbs = "judgements" in report or "accuracy_on_thumbs" in report
+    accuracy = _accuracy(report["accuracy"], report["held_out"]["from"], has_thumbs=has_thumbs)
+    longer = report.get("health", {}).get("longer_wins")
+    lines = [accuracy, *accuracy_of_longer(report["accuracy"], longer), *_origin(report)]
+    lines += _thumbs(report)
+    if "counts" in report:
+        lines.append(_rankings(report["counts"]))
+    else:
+        lines.append(f"An ensemble of {len(report['members'])}, whose reports are in {run.path}.")
+    if "learning_curve" in report:
+        lines.append(describe_curve(report["learning_curve"]))
+    lines += describe_annotators(report.get("annotators", {}))
+    lines += advice_on_speed(report)
+    if run.report_html.is_file():
+        lines.append(f"Report: {run.report_html}")
+    behind = report.get("started_from", {"language_model": {"path": settings.model}})
+    model = (behind["language_model"] or {"path": LANGUAGE_MODEL})["path"]
+    command = ["rlhf", "reference", "--prompts", settings.rankings, "--model", model]
+    command += ["--reward", run.path, "--out", run.path.parent / "reference"]
+    command += _sampling(settings.rankings)
+    return "\n".join([*lines, f"Next: {shlex.join(map(str, command))}"])
 
 
 def memory_plan(settings: Settings) -> str:
@@ -42,3 +83,83 @@ def memory_plan(settings: Settings) -> str:
     from reward.training.origin import resolve_model
 
     return plan_sharded(resolve_model(settings)).text
+
+
+def _origin(report: Mapping[str, Any]) -> list[str]:
+    """Which reward model it goes on from, and how good that was."""
+    start = report.get("started_from", {})
+    if start.get("kind") != "reward model":
+        return []
+    members = list(report.get("members", {}).values())  # which all start alike
+    accuracy = (members[0] if members else report)["accuracy_before_training"]
+    measured = f", whose accuracy was {in_words(accuracy)}" if accuracy else ""
+    return [f"It started from the reward model {start['path']}{measured}."]
+
+
+def _sampling(rankings: Path) -> list[str]:
+    """Flags with which `rlhf reference` stores the ranked responses instead of sampling others."""
+    file = rankings / "train.jsonl"
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8") as stream:
+        record = RankedPrompt.from_json(json.loads(stream.readline()))
+    given, usual = record.responses[0].sampling or Sampling(), Sampling()
+    names = ("temperature", "max_new_tokens")
+    changed = [name for name in names if getattr(given, name) != getattr(usual, name)]
+    words = [(flag_of(f"sampling.{name}"), str(getattr(given, name))) for name in changed]
+    return [word for pair in words for word in pair]
+
+
+def _accuracy(accuracy: Mapping[str, Any] | None, source: str, *, has_thumbs: bool) -> str:
+    if accuracy is None and has_thumbs:
+        return "No preference between two responses is held out: there is no accuracy on pairs."
+    if accuracy is None:
+        return "Every held-out judgment is a tie: there is no accuracy to report."
+    return (
+        f"Accuracy: {in_words(accuracy)}, on {accuracy['pairs']} held-out pairs of "
+        f"{accuracy['prompts']} prompts ({source}).{doubt(accuracy)}"
+    )
+
+
+def _thumbs(report: Mapping[str, Any]) -> Iterator[str]:
+    """How it does on thumbs and on "all bad", where some are held out."""
+    kinds = report.get("judgements", {})
+    named = {
+        "thumbs": report.get("accuracy_on_thumbs") or kinds.get("thumbs", {}).get("accuracy"),
+        "responses that were all bad": kinds.get("all_bad", {}).get("accuracy"),
+    }
+    for words, accuracy in named.items():
+        if accuracy:
+            yield (
+                f"Of {accuracy['judgements']} held-out {words} it puts {in_words(accuracy)} on the "
+                f"right side of the annotator's threshold; the commoner answer would be right for "
+                f"{100 * accuracy['commoner']:.0f} %."
+            )
+
+
+def _judgments(total: Mapping[str, int]) -> str:
+    """What the rankings hold; of pairs alone, on how many prompts."""
+    up, down = total.get("thumbs_up", 0), total.get("thumbs_down", 0)
+    all_bad = total.get("responses_of_all_bad", 0)
+    if not up + down + all_bad:
+        return f"{total['pairs']} pairs of {total['prompts']} prompts"
+    found = [f"{total['pairs']} pairs"] if total["pairs"] else []
+    found += [f"{up} thumbs up and {down} down"] if up + down else []
+    found += [f"{all_bad} responses that were all bad"] if all_bad else []
+    return f"{', '.join(found)}, of {total['prompts']} prompts"
+
+
+def _rankings(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """What was read, and what of it fell out."""
+    total: Counter[str] = Counter()
+    for split in counts.values():
+        total.update(split)
+    skipped = [
+        f"{number} {name.replace('_', ' ')}"
+        for name, number in total.items()
+        if name.startswith("prompts_") and number
+    ]
+    return (
+        f"It read {total['rankings']} rankings: {_judgments(total)}. "
+        f"Skipped: {', '.join(skipped) or 'nothing'}."
+    )

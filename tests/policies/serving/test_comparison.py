@@ -8,8 +8,9 @@ import pytest
 from labeling_app.data_io.served import store_served_feedback
 from labeling_app.db.answers.served import insert_served, start_comparison
 from labeling_app.db.store import Store
-from policies.serving.thumbs.comparison import compare_thumbs, in_words
+from policies.serving.thumbs.comparison import compare_thumbs
 from rlhf.cli import main
+from rlhf.commands.machine.status import describe_comparison
 from rlhf.records.schema import Message, Prompt, Response, content_id
 from rlhf.records.served import ServedResponse
 from tests.policies.serving.test_sequential import independent_evidence
@@ -40,16 +41,16 @@ def test_rates_difference_and_p_value():
 
 
 def test_in_words():
-    assert in_words(named(policy=(60, 40), against=(30, 70))).splitlines() == [
+    assert describe_comparison(named(policy=(60, 40), against=(30, 70))).splitlines() == [
         "runs/new: 100 thumbs, 60 % up",
         "base: 100 thumbs, 30 % up",
         "Difference +30 points (95 % interval +8 to +51, which holds whenever you look).",
         "People like runs/new better.",
     ]
-    assert in_words(named(policy=(1, 0), against=(0, 1))).splitlines()[-1] == (
+    assert describe_comparison(named(policy=(1, 0), against=(0, 1))).splitlines()[-1] == (
         "Which one people like better is not known yet."
     )
-    assert in_words(named(policy=(1, 0), against=(0, 0))).splitlines() == [
+    assert describe_comparison(named(policy=(1, 0), against=(0, 0))).splitlines() == [
         "runs/new: 1 thumb, 100 % up",
         "base: 0 thumbs",
         "No comparison yet: one of them has no thumbs.",

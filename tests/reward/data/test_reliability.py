@@ -10,9 +10,9 @@ from scipy.optimize import minimize
 
 from reward.data.annotators import estimate_weights
 from reward.data.reliability import collect_votes, estimate_reliability, weights_of
-from reward.report.summaries import describe_training
 from reward.training.train import train_reward
 from rlhf.cli import main
+from rlhf.commands.models.train_reward import describe_report
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.reliability import Reliability, Vote, run_em
@@ -184,7 +184,7 @@ def test_a_training_uses_the_weights_that_it_reports(folder, tiny_model, tmp_pat
     assert {name: row["share"] for name, row in report.items()} == {
         name: row["share"] for name, row in by_hand["annotators"].items()
     }
-    text = describe_training(settings, json.loads((settings.out / "report.json").read_text()))
+    text = describe_report(settings, json.loads((settings.out / "report.json").read_text()))
     assert "Not proven" not in text
 
 

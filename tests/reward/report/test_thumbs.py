@@ -13,11 +13,11 @@ from reward.data.annotators import AnnotatorWeights, weigh_annotators
 from reward.data.batches import to_judgments, to_pointwise_tensors, total_weight
 from reward.data.groups import Group, Pair, Pointwise, TieredRanking
 from reward.losses import Objective, sum_of_losses
-from reward.report.summaries import describe_training
 from reward.report.thumbs import OTHER_SOURCES
 from reward.scoring.scorer import load_scorer
 from reward.training.ensemble import train_ensemble
 from reward.training.train import train_reward
+from rlhf.commands.models.train_reward import describe_report
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.records.fingerprints import file_hash
 from rlhf.run.checkpoint import newest_checkpoint
@@ -218,7 +218,7 @@ def test_the_page_and_the_last_sentence_tell_of_thumbs(trained):
     page = RunDir(settings.out).report_html.read_text()
     assert "Kinds of judgments" in page
     assert "all others" in page
-    words = describe_training(settings, full)
+    words = describe_report(settings, full)
     thumbs = report["judgements"]["thumbs"]["accuracy"]
     assert f"Of {thumbs['judgements']} held-out thumbs" in words
     assert "the commoner answer would be right for" in words
@@ -287,7 +287,7 @@ def test_an_ensemble_of_fitted_heads_learns_thumbs_and_is_measured_on_them(
     found = report["accuracy_on_thumbs"]
     assert found["judgements"] == sum(kinds[k]["held_out"]["all"] for k in ("thumbs", "all_bad"))
     assert found["value"] == pytest.approx(right / found["judgements"])
-    assert f"Of {found['judgements']} held-out thumbs" in describe_training(settings, report)
+    assert f"Of {found['judgements']} held-out thumbs" in describe_report(settings, report)
 
 
 def test_adapters_learn_thumbs(thumbs, tiny_model, tmp_path):

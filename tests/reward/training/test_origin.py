@@ -12,12 +12,12 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForSequenceClassification
 
-from reward.report.summaries import describe_training
 from reward.scoring.scorer import load_scorer
 from reward.training.ensemble import train_ensemble
 from reward.training.origin import resolve_model
 from reward.training.train import train_reward
 from rlhf.cli import main
+from rlhf.commands.models.train_reward import describe_report
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.models import describe_model, load_config
 from rlhf.modeling.tokens import load_tokenizer, pad_right
@@ -88,7 +88,7 @@ def test_the_report_says_what_it_started_from_and_how_good_that_was(
     assert report["likelier_wins"] is None
     page = RunDir(settings.out).report_html.read_text()
     assert f"started from the reward model {first}/model" in page
-    words = describe_training(settings, report).splitlines()
+    words = describe_report(settings, report).splitlines()
     share = f"{earlier['accuracy']['value']:.0%}".replace("%", " %")
     assert words[1].startswith(
         f"It started from the reward model {first}/model, whose accuracy was {share} ("
@@ -162,7 +162,7 @@ def test_a_model_of_another_maker_keeps_its_head_too(rankings, tiny_model, tmp_p
     after = rewards_of(out, tiny_model)  # shifted and scaled, as every new reward model is
     expected = (before - before.mean()) / before.std(correction=0)
     torch.testing.assert_close(after, expected, atol=1e-4, rtol=0)
-    assert "--model LANGUAGE_MODEL " in describe_training(settings, report).splitlines()[-1]
+    assert "--model LANGUAGE_MODEL " in describe_report(settings, report).splitlines()[-1]
 
 
 def test_a_regression_starts_from_the_rewards_bias_included(tiny_model, tmp_path):
@@ -215,7 +215,7 @@ def test_an_ensemble_goes_on_from_one_model_and_is_none_to_go_on_from(
     assert report["annotators"] == {"ann": {"weight": 0.5, "judgements": 24, "share": 1.0}}
     before = [one["accuracy_before_training"] for one in report["members"].values()]
     assert before == [RunDir(first).read_report()["accuracy"]] * 2
-    text = describe_training(changed(settings, out=out), report)
+    text = describe_report(changed(settings, out=out), report)
     assert f"It started from the reward model {first}/model, whose accuracy was" in text
     for name, member in ((out, out / "member-0"), (out / "model", out / "model/member-1")):
         with pytest.raises(InputError) as caught:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from rlhf.cli import main
+from rlhf.commands.wording import cost_sentence
 from rlhf.errors import InterruptedRunError
 from rlhf.parallel.settings import ClusterSettings
-from rlhf.planning.price import amount, cost_of, cost_of_chain, cost_of_stages, cost_sentence
+from rlhf.planning.price import amount, cost_of, cost_of_chain, cost_of_stages
 from rlhf.records.jsonl import write_json
 from rlhf.run import rundir
 from rlhf.run.rundir import RunDir, device_seconds, open_stage, stage_status, watching_stage

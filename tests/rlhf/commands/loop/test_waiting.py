@@ -14,16 +14,9 @@ from labeling_app.db.imports.unfinished import importing
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.commands.loop import waiting
+from rlhf.commands.loop.new_rankings import Exported, count_new, has_round, last_exported
 from rlhf.commands.loop.settings import LoopSettings
-from rlhf.commands.loop.waiting import (
-    Exported,
-    RankingCheck,
-    count_new,
-    has_round,
-    last_exported,
-    wait_for_rankings,
-    wait_while_paused,
-)
+from rlhf.commands.loop.waiting import RankingCheck, wait_for_rankings, wait_while_paused
 from rlhf.errors import InputError
 from rlhf.records.jsonl import write_json
 from rlhf.records.schema import AnnotatorKind, Ranking

@@ -1,8 +1,10 @@
+"""What `rlhf train-reward` says at its end: every sentence of a literal report."""
+
 from pathlib import Path
 
 import pytest
 
-from reward.report.summaries import describe_training
+from rlhf.commands.models.train_reward import describe_report
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Response, Sampling
 from tests.settings import reward_settings
@@ -26,7 +28,7 @@ def sentences_of(tmp_path: Path, **changes: object) -> list[str]:
     )
     (tmp_path / "reward").mkdir(parents=True)
     (tmp_path / "reward" / "report.html").touch()
-    return describe_training(settings, REPORT | changes).splitlines()
+    return describe_report(settings, REPORT | changes).splitlines()
 
 
 def test_a_short_verdict_in_sentences(tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_what_there_is_not(tmp_path: Path, changes: dict, place: int, sentence: 
 def test_an_ensemble_has_no_counts_of_its_own(tmp_path: Path) -> None:
     report = {"accuracy": ACCURACY, "held_out": {"from": "test prompts"}, "members": {"a": 1}}
     settings = reward_settings(rankings=Path("r"), model="m", out=tmp_path / "reward")
-    lines = describe_training(settings, report).splitlines()
+    lines = describe_report(settings, report).splitlines()
     assert lines[1] == f"An ensemble of 1, whose reports are in {tmp_path}/reward."
     assert lines[2].startswith("Next: rlhf reference")
 
@@ -93,7 +95,7 @@ def test_the_next_command_samples_as_the_ranked_responses_were(tmp_path: Path) -
     record = RankedPrompt(prompt=prompt, responses=(response,), rankings=())
     write_jsonl(tmp_path / "rankings" / "train.jsonl", [record.to_json()])
     settings = reward_settings(rankings=tmp_path / "rankings", model="m", out=tmp_path / "reward")
-    last = describe_training(settings, REPORT).splitlines()[-1]
+    last = describe_report(settings, REPORT).splitlines()[-1]
     assert last.endswith(
         f"--out {tmp_path}/reference --sampling.temperature 0.8 --sampling.max-new-tokens 16"
     )
