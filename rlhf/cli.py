@@ -27,7 +27,7 @@ from rich.console import Console
 from rlhf import __version__
 from rlhf.commands.files import settings_from_files
 from rlhf.commands.help_page import help_page
-from rlhf.commands.usage import explain, is_required, refuse_groups, unknown_flag
+from rlhf.commands.parse_errors import explain, is_required, refuse_groups, unknown_flag
 from rlhf.commands.wording import cost_sentence
 from rlhf.config import missing_inputs, to_plain, to_yaml
 from rlhf.config.paths import with_new_flags
@@ -58,11 +58,11 @@ COMMANDS = {
     "round": "models.round",
     "quantize": "deployment.quantize",
     "benchmark": "deployment.benchmark",
-    "loop": "machine.loop",
-    "runs": "machine.runs",
-    "trace": "machine.trace",
+    "loop": "runs.loop",
+    "runs": "runs.runs",
+    "trace": "runs.trace",
     "plan": "machine.plan",
-    "status": "machine.status",
+    "status": "runs.status",
     "doctor": "machine.doctor",
 }
 
@@ -83,9 +83,10 @@ HELP_GROUPS = {
     "labels": Group.create_ordered("Labels"),
     "models": Group.create_ordered("Models"),
     "deployment": Group.create_ordered("Deployment"),
-    "machine": Group.create_ordered("Runs and machines"),
+    "runs": Group.create_ordered("Runs and machines"),
     "": Group.create_ordered("Flags"),
 }
+HELP_GROUPS["machine"] = HELP_GROUPS["runs"]
 
 errors = Console(stderr=True, highlight=False, emoji=False)  # :100: is a line, not an emoji
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from policies.sampling.settings import require_sampling
-from rlhf.commands.modes import refuse_idle
+from rlhf.commands.idle_settings import refuse_idle
 from rlhf.commands.wording import counted, next_command
 from rlhf.config import require_range
 from rlhf.config.template_kwargs import TemplateKwargs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from rlhf.commands.modes import refuse_idle
+from rlhf.commands.idle_settings import refuse_idle
 from rlhf.commands.wording import columns, listed, next_command
 from rlhf.errors import ConfigError, InputError
 

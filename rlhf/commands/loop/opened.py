@@ -14,7 +14,7 @@ from labeling_app.web.runs.loop_file import Kind, LoopFile, OpenSetting
 from rlhf.commands.files import refuse_unknown, settings_from_values
 from rlhf.commands.loop.settings import SECTIONS, LoopSettings
 from rlhf.commands.loop.stages import Stage, require_valid, set_by_loop, stages_of_round
-from rlhf.commands.usage import explain
+from rlhf.commands.parse_errors import explain
 from rlhf.config import default_values, load_settings
 from rlhf.config.paths import find_setting, setting_names
 from rlhf.errors import ConfigError, did_you_mean

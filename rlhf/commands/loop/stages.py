@@ -14,7 +14,7 @@ from cyclopts import CycloptsError
 
 from rlhf.commands.files import settings_from_values
 from rlhf.commands.loop.settings import SECTIONS, LoopSettings, launch_words
-from rlhf.commands.usage import explain
+from rlhf.commands.parse_errors import explain
 from rlhf.config import setting_names, to_plain, to_yaml
 from rlhf.config.paths import flag_of
 from rlhf.errors import ConfigError

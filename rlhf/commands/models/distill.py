@@ -4,7 +4,7 @@ from typing import Any
 
 from policies.deployment.distill.settings import OF_POLICIES
 from policies.deployment.distill.settings import DistillSettings as Settings
-from rlhf.commands.modes import refuse_idle
+from rlhf.commands.idle_settings import refuse_idle
 from rlhf.commands.wording import advice_on_speed, counted, next_command
 
 EXAMPLE = """rlhf distill --teacher runs/first/ppo \\

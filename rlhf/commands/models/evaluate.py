@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from policies.evaluate.settings import EvaluateSettings
-from rlhf.commands.modes import refuse_idle
+from rlhf.commands.idle_settings import refuse_idle
 from rlhf.commands.wording import command_line, counted, described_kl, listed
 from rlhf.config import require_range
 from rlhf.errors import ConfigError

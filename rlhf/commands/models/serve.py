@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from policies.serving.settings import Engine, KeepSettings, read_share
 from reward.serving.settings import ScoringSettings
 from reward.settings import require_choice
-from rlhf.commands.modes import refuse_idle
+from rlhf.commands.idle_settings import refuse_idle
 from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.config.template_kwargs import TemplateKwargs
@@ -133,7 +133,7 @@ def _require_model(reward: str) -> None:
 def run(settings: Settings) -> dict[str, Any]:
     """Serve a policy to an app and take its users' feedback; or serve a reward model to runs."""
     if settings.serves_policy:
-        from rlhf.commands.serving import serve_policies
+        from rlhf.commands.serve_policy import serve_policies
 
         return serve_policies(settings)
     from reward.serving.serve import ServedReward, serve_reward
@@ -157,7 +157,7 @@ def commands(settings: Settings) -> str:
     """The commands of the model servers that are started, for --dry-run."""
     if not settings.serves_policy:
         return ""
-    from rlhf.commands.serving import engine_commands
+    from rlhf.commands.serve_policy import engine_commands
 
     return "\n".join(engine_commands(settings))
 

@@ -10,7 +10,7 @@ from labeling_app.db.answers.served import insert_served, start_comparison
 from labeling_app.db.store import Store
 from policies.serving.thumbs.comparison import compare_thumbs
 from rlhf.cli import main
-from rlhf.commands.machine.status import describe_comparison
+from rlhf.commands.runs.status import describe_comparison
 from rlhf.records.schema import Message, Prompt, Response, content_id
 from rlhf.records.served import ServedResponse
 from tests.policies.serving.test_sequential import independent_evidence

@@ -13,7 +13,7 @@ from rlhf.commands.loop.report import (
     reason_to_stop,
     summary,
 )
-from rlhf.commands.machine import loop
+from rlhf.commands.runs import loop
 from rlhf.records.jsonl import write_json
 
 WINS = {"value": 0.62, "low": 0.55, "high": 0.69, "level": 0.95, "n": 60, "p_value": 0.004}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from rlhf.commands.modes import refuse_idle
+from rlhf.commands.idle_settings import refuse_idle
 from rlhf.commands.wording import counted
 from rlhf.config import require_range
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from rlhf.commands.deployment import benchmark, quantize
-from rlhf.commands.machine import loop
+from rlhf.commands.idle_settings import refuse_idle
 from rlhf.commands.models import distill, dpo, evaluate, ppo, reference, sft, train_reward
-from rlhf.commands.modes import refuse_idle
+from rlhf.commands.runs import loop
 from rlhf.errors import ConfigError
 
 EXAMPLE = "rlhf status runs/first runs/second"
@@ -52,7 +52,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Show what each stage of a run did, and compare several runs: results, cost, settings."""
     if not (settings.runs or settings.db):
         raise ConfigError("No run to show", "Name one: rlhf status runs/NAME")
-    from rlhf.commands.machine.comparison import summaries
+    from rlhf.commands.runs.compare_runs import summaries
     from rlhf.run.status import differing_settings, read_run, run_folders
 
     kinds = {stage: command.Settings for stage, command in STAGES.items()}
@@ -72,7 +72,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """A line for each run of several, and for each stage; with --full a table for each stage."""
-    from rlhf.commands.machine.comparison import comparison
+    from rlhf.commands.runs.compare_runs import comparison
     from rlhf.run.status import overview, tables
 
     show = tables if settings.full else overview
