@@ -35,7 +35,7 @@ Combination = Literal["sum", "mean", "worst"]
 Source = Callable[[Sequence[Prompt], Sequence[str], TokenBatch], Float[Tensor, " B"]]
 
 
-class Answer(Protocol):
+class ReferenceOutput(Protocol):
     """What a reward needs of a stored reference output."""
 
     @property
@@ -82,7 +82,7 @@ class Reward:
 
     def score_rows(
         self,
-        rows: Sequence[Answer],
+        rows: Sequence[ReferenceOutput],
         tokenizer: PreTrainedTokenizerBase,
         device: torch.device,
         batch_size: int = SCORE_BATCH,

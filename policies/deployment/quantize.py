@@ -11,7 +11,7 @@ from typing import Any
 
 from policies.deployment.forms import linear_layers, quantize_weights
 from policies.deployment.found import find_folders
-from policies.deployment.losses import compare_policies, compare_reward_models
+from policies.deployment.quantization_error import compare_policies, compare_reward_models
 from policies.deployment.settings import QuantizeSettings
 from policies.reference.prompts import load_prompts
 from reward.scoring.files import require_new

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from reward.scoring.texts import Answers, TextReward, load_text_reward
+from reward.scoring.texts import PromptResponses, TextReward, load_text_reward
 from reward.settings import ScoreSettings
 from rlhf.endpoints.signals import with_prefix
 from rlhf.errors import InputError
@@ -21,7 +21,7 @@ def score_file(settings: ScoreSettings) -> dict[str, Any]:
     """
     assert settings.file is not None  # or there would be --rankings
     require_new(settings.out)
-    lines = read_answers(settings.file)
+    lines = read_responses(settings.file)
     rewards = load_reward_of(settings)([answers for _, answers in lines])
     scored = zip((line for line, _ in lines), rewards, strict=True)
     write_jsonl(settings.out, (_with_rewards(line, row) for line, row in scored))
@@ -60,7 +60,7 @@ def load_reward_of(settings: ScoreSettings) -> TextReward:
     )
 
 
-def read_answers(path: Path) -> list[tuple[JsonObject, Answers]]:
+def read_responses(path: Path) -> list[tuple[JsonObject, PromptResponses]]:
     """Every line of a file as it is, with the prompt and the responses in it.
 
     Raises:
@@ -71,7 +71,7 @@ def read_answers(path: Path) -> list[tuple[JsonObject, Answers]]:
     for place, text in read_lines(path):
         line = parse_line(text, place)
         try:
-            found.append((line, _answers(line)))
+            found.append((line, _prompt_responses(line)))
         except InputError as error:
             raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
     if not any(responses for _, (_, responses) in found):
@@ -82,7 +82,7 @@ def read_answers(path: Path) -> list[tuple[JsonObject, Answers]]:
     return found
 
 
-def _answers(line: JsonObject) -> Answers:
+def _prompt_responses(line: JsonObject) -> PromptResponses:
     prompt = _prompt(line)
     given = line.get("responses", [line["response"]] if "response" in line else None)
     if not isinstance(given, list) or not all(isinstance(one, str | dict) for one in given):

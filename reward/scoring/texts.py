@@ -32,10 +32,10 @@ from rlhf.modeling.tokens import encode_prompt, tokenizer_fingerprint
 from rlhf.records.schema import Prompt, Response
 from rlhf.run.metrics import progress
 
-Answers = tuple[Prompt, tuple[Response, ...]]
-TextReward = Callable[[Sequence[Answers]], list[list[float]]]
+PromptResponses = tuple[Prompt, tuple[Response, ...]]
+TextReward = Callable[[Sequence[PromptResponses]], list[list[float]]]
 # For every prompt: the features (K, d) of its responses and their rewards (K), on the CPU.
-Features = Callable[[Sequence[Answers]], list[tuple[Tensor, Tensor]]]
+Features = Callable[[Sequence[PromptResponses]], list[tuple[Tensor, Tensor]]]
 
 SIGNAL = "signal:"
 ITEMS_PER_REQUEST = 64
@@ -72,7 +72,7 @@ def load_text_reward(
         members = [load_features(one, accelerator, tokens_per_batch, given) for one in folders]
         score = _by_model(members, combine)
 
-    def checked(answers: Sequence[Answers]) -> list[list[float]]:
+    def checked(answers: Sequence[PromptResponses]) -> list[list[float]]:
         rewards = score(answers)
         rows = zip(answers, rewards, strict=True)
         require_numbers(name, [(prompt, value) for (prompt, _), row in rows for value in row])
@@ -103,7 +103,7 @@ def require_numbers(name: str, rewards: Sequence[tuple[Prompt, float]]) -> None:
 def _by_signal(name: str) -> TextReward:
     signal = load_signal(name.removeprefix(SIGNAL))
 
-    def score(answers: Sequence[Answers]) -> list[list[float]]:
+    def score(answers: Sequence[PromptResponses]) -> list[list[float]]:
         return [
             [float(signal(prompt.text, response.text)) for response in responses]
             for prompt, responses in answers
@@ -113,7 +113,7 @@ def _by_signal(name: str) -> TextReward:
 
 
 def _by_endpoint(address: str) -> TextReward:
-    def score(answers: Sequence[Answers]) -> list[list[float]]:
+    def score(answers: Sequence[PromptResponses]) -> list[list[float]]:
         items = [
             {"messages": prompt.chat, "response": response.text}
             for prompt, responses in answers
@@ -170,7 +170,7 @@ def _read_rewards(content: bytes) -> list[float]:
 
 
 def _by_model(members: Sequence[Features], combine: Combine) -> TextReward:
-    def score(answers: Sequence[Answers]) -> list[list[float]]:
+    def score(answers: Sequence[PromptResponses]) -> list[list[float]]:
         found = zip(*(read(answers) for read in members), strict=True)
         return [
             combine_members(torch.stack([rewards for _, rewards in one]), combine).tolist()
@@ -210,7 +210,7 @@ def load_features(
         read = (reader.encode(one, fingerprint, ids) for one in responses)
         return Group(name, tuple(ids), tuple(map(tuple, read)))
 
-    def read(answers: Sequence[Answers]) -> list[tuple[Tensor, Tensor]]:
+    def read(answers: Sequence[PromptResponses]) -> list[tuple[Tensor, Tensor]]:
         groups = [
             group(str(number), prompt, responses)
             for number, (prompt, responses) in enumerate(answers)
@@ -246,7 +246,7 @@ def _refuse_too_long(groups: Sequence[Group], longest: int | None, name: str) ->
         )
 
 
-def _rows(values: list[float], answers: Sequence[Answers]) -> list[list[float]]:
+def _rows(values: list[float], answers: Sequence[PromptResponses]) -> list[list[float]]:
     """Split a flat list into one list for each prompt."""
     rows = []
     for _, responses in answers:

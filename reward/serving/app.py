@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from reward.scoring.texts import Answers
+from reward.scoring.texts import PromptResponses
 from reward.serving.batches import Counts, QueueFullError, SharedBatches
 from rlhf.endpoints.request_bodies import BodyError, read_json
 from rlhf.errors import InputError
@@ -86,7 +86,7 @@ def _refusal(status: int, problem: str, headers: dict[str, str] | None = None) -
     return JSONResponse({"error": problem}, status, headers)
 
 
-def _read_items(value: dict[str, Any]) -> list[Answers]:
+def _read_items(value: dict[str, Any]) -> list[PromptResponses]:
     items = value.get("items")
     if not isinstance(items, list):
         raise BodyError(
@@ -95,7 +95,7 @@ def _read_items(value: dict[str, Any]) -> list[Answers]:
     return [_read_item(number, item) for number, item in enumerate(items)]
 
 
-def _read_item(number: int, item: Any) -> Answers:
+def _read_item(number: int, item: Any) -> PromptResponses:
     messages = item.get("messages") if isinstance(item, dict) else None
     text = item.get("response") if isinstance(item, dict) else None
     if not isinstance(messages, list) or not isinstance(text, str):

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import final
 
-from reward.scoring.texts import Answers
+from reward.scoring.texts import PromptResponses
 from rlhf.errors import InputError
 
-Score = Callable[[Sequence[Answers]], list[float]]
+Score = Callable[[Sequence[PromptResponses]], list[float]]
 Outcome = list[float] | InputError
 
 
@@ -46,11 +46,11 @@ class SharedBatches:
         self.counts = counts
         self.max_waiting = max_waiting
         self._score = score
-        self._waiting: list[tuple[Sequence[Answers], asyncio.Future[Outcome]]] = []
+        self._waiting: list[tuple[Sequence[PromptResponses], asyncio.Future[Outcome]]] = []
         self._working: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scoring")
 
-    async def rewards(self, answers: Sequence[Answers]) -> list[float]:
+    async def rewards(self, answers: Sequence[PromptResponses]) -> list[float]:
         """The rewards of one request.
 
         Raises:
@@ -96,7 +96,7 @@ class SharedBatches:
             self.counts.waiting_items -= sum(map(len, requests))
         self._working = None
 
-    def _score_all(self, requests: Sequence[Sequence[Answers]]) -> list[Outcome]:
+    def _score_all(self, requests: Sequence[Sequence[PromptResponses]]) -> list[Outcome]:
         """Score several requests at once; if one cannot be scored, each by itself."""
         try:
             rewards = self._score([one for answers in requests for one in answers])

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from reward.scoring.scorer import member_folders
-from reward.scoring.texts import Answers, TextReward, load_text_reward
+from reward.scoring.texts import PromptResponses, TextReward, load_text_reward
 from reward.serving.app import build_app
 from reward.serving.batches import Counts, Score, SharedBatches
 from reward.serving.settings import ScoringSettings
@@ -100,7 +100,7 @@ def _load(served: ServedReward, description: dict[str, str], counts: Counts) -> 
     rewards = _load_rewards(served.reward, served.scoring, served.template_kwargs)
     reader = load_reader(description)
 
-    def score(answers: Sequence[Answers]) -> list[float]:
+    def score(answers: Sequence[PromptResponses]) -> list[float]:
         found = [row[0] for row in rewards(answers)]
         for prompt, (response,) in answers:
             ids = encode_prompt(reader.tokenizer, prompt)

@@ -20,7 +20,7 @@ from trl.trainer.sft_config import SFTConfig
 from policies.deployment.distill.settings import DistillSettings
 from policies.deployment.distill.student import half_of
 from policies.deployment.distill.train import require_training_outputs
-from policies.deployment.losses import count_agreement
+from policies.deployment.quantization_error import count_agreement
 from policies.reference.store import ReferenceStore, open_store
 from policies.trl_training.train import (
     ending,
@@ -32,7 +32,7 @@ from policies.trl_training.train import (
 )
 from reward.scoring.rankings import training_gain
 from reward.scoring.scorer import TOKENS_PER_BATCH, member_folders
-from reward.scoring.texts import Answers, load_text_reward
+from reward.scoring.texts import PromptResponses, load_text_reward
 from rlhf.errors import InputError
 from rlhf.modeling.heads import empty_classifier, reads_pairs
 from rlhf.modeling.models import describe_model, load_config, new_reward_model, require_trainable
@@ -50,7 +50,7 @@ Rewards = list[list[float]]
 class Scored:
     """Responses to each prompt, and the teacher's rewards of them."""
 
-    answers: list[Answers]
+    answers: list[PromptResponses]
     rewards: Rewards
 
 
@@ -144,7 +144,7 @@ def compare_scores(teacher: Rewards, student: Rewards) -> dict[str, Any]:
     }
 
 
-def stored_responses(store: ReferenceStore, split: Split) -> list[Answers]:
+def stored_responses(store: ReferenceStore, split: Split) -> list[PromptResponses]:
     """The prompts of a split with their stored outputs, as records with the sampled token ids."""
     model = store.manifest["model"]
     return [

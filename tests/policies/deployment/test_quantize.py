@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from policies.deployment.losses import count_agreement, describe_changes
+from policies.deployment.quantization_error import count_agreement, describe_changes
 from reward.scoring.rankings import training_gain
 from rlhf.cli import main
 from rlhf.modeling.models import load_causal_lm, policy_folder

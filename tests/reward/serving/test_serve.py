@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reward.scoring.texts import Answers, load_text_reward
+from reward.scoring.texts import PromptResponses, load_text_reward
 from reward.serving.batches import Counts, QueueFullError, SharedBatches
 from rlhf.errors import InputError
 from rlhf.modeling.models import describe_model, new_reward_model, save_model
@@ -23,7 +23,7 @@ from tests.servers.served_reward import ServedReward, served_reward
 LONG = "very " * 600
 
 
-def build_answers(number: int) -> Answers:
+def build_answers(number: int) -> PromptResponses:
     record = build_record(number)
     return record.prompt, record.responses
 
@@ -140,7 +140,7 @@ class BlockedScore:
         self.may_go = threading.Event()
         self.sizes: list[int] = []
 
-    def __call__(self, answers: Sequence[Answers]) -> list[float]:
+    def __call__(self, answers: Sequence[PromptResponses]) -> list[float]:
         assert self.may_go.wait(10)
         self.sizes.append(len(answers))
         texts = [response.text for _, (response,) in answers]
@@ -149,7 +149,7 @@ class BlockedScore:
         return [float(len(text)) for text in texts]
 
 
-def ask(*texts: str) -> list[Answers]:
+def ask(*texts: str) -> list[PromptResponses]:
     prompt, (response, *_) = build_answers(0)
     return [(prompt, (type(response)(id="", prompt_id="", text=t, model=""),)) for t in texts]
 

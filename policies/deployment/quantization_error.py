@@ -35,7 +35,7 @@ Description = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SamplingJob:
     """The held-out prompts, as text and token ids, and how answers to them are sampled."""
 
     prompts: Sequence[Prompt]
@@ -66,7 +66,7 @@ def compare_policies(
         InputError: a prompt is too long, or the reward cannot be used.
     """
     tokenizer, limit = tokenizer_of(original), settings.max_new_tokens
-    asked = Asked(
+    job = SamplingJob(
         prompts=prompts,
         encoded=encode_prompts(tokenizer, load_config(original["path"]), prompts, limit),
         tokenizer=tokenizer,
@@ -80,8 +80,8 @@ def compare_policies(
         samples=settings.samples,
         batch_size=settings.batch_size,
     )
-    theirs, before = _answer(accelerator, original, asked)
-    ours, after = _answer(accelerator, quantized, asked, theirs)
+    theirs, before = _answer(accelerator, original, job)
+    ours, after = _answer(accelerator, quantized, job, theirs)
     lasting = {**quantized, "path": str(RunDir(settings.out).policy)}  # it moves there when done
     both = [theirs, replace(ours, model=lasting)]
     answers = (record.to_json() for record in as_records(prompts, both))
@@ -101,25 +101,25 @@ def compare_policies(
 def _answer(
     accelerator: Accelerator,
     description: Description,
-    asked: Asked,
+    job: SamplingJob,
     scored: ModelAnswers | None = None,
 ) -> tuple[ModelAnswers, list[Tensor]]:
     """A model's answers, and its log-probs of the tokens of `scored`, by default of its own."""
-    longest = max(map(len, asked.encoded)) + asked.sampling.max_new_tokens
+    longest = max(map(len, job.encoded)) + job.sampling.max_new_tokens
     loaded = frozen_model(
         "generate",
         description["path"],
         accelerator,
-        asked.tokenizer,
+        job.tokenizer,
         longest,
-        asked.batch_size,
+        job.batch_size,
     )
-    prompts, size = asked.repeated, asked.samples
+    prompts, size = job.repeated, job.samples
     with loaded as model, progress("sampling answers", total=len(prompts)) as bar:
-        seed_all(asked.sampling.seed)
-        samples = model.sample(prompts, asked.sampling, bar.advance)
+        seed_all(job.sampling.seed)
+        samples = model.sample(prompts, job.sampling, bar.advance)
         texts = [
-            decode_response(asked.tokenizer, sample.token_ids, ids)
+            decode_response(job.tokenizer, sample.token_ids, ids)
             for ids, sample in zip(prompts, samples, strict=True)
         ]
         firsts = range(0, len(samples), size)
@@ -127,12 +127,12 @@ def _answer(
             description,
             [samples[first : first + size] for first in firsts],
             [texts[first : first + size] for first in firsts],
-            asked.sampling,
+            job.sampling,
         )
         assert model.model is not None
         read = [ids for row in (scored or answers).token_ids for ids in row]
         log_probs = score_responses(
-            accelerator, model.model, asked.tokenizer, prompts, read, 1.0, asked.batch_size
+            accelerator, model.model, job.tokenizer, prompts, read, 1.0, job.batch_size
         )
     return answers, log_probs
 
