@@ -28,7 +28,7 @@ from labeling_app.web.live.live import ChatModel, Live, Note
 from labeling_app.web.runs.loop_file import LoopFile
 from labeling_app.web.runs.loop_process import LoopProcess
 from rlhf.config import read_text
-from rlhf.endpoints.urls import LOOPBACK
+from rlhf.endpoints.urls import LOOPBACK, http_address
 from rlhf.errors import InputError
 
 if TYPE_CHECKING:
@@ -159,8 +159,7 @@ def _print_address(
     options: BoardOptions, local: str | None, *, has_live: bool, has_runs: bool
 ) -> None:
     who = f"as [bold]{escape(local)}[/] " if local else ""
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"http://{host}:{options.port}"
+    address = http_address(options.host, options.port)
     console = Console(stderr=True, highlight=False)
     if has_live:
         console.print(f"Ask the models at [bold]{address}/live[/]")

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from policies.serving.servers.events import MAX_TEXT, Completion
 from policies.serving.split import Conversation
-from rlhf.endpoints.chat_completions import text_content
+from rlhf.endpoints.chat_completions import read_messages
 from rlhf.errors import InputError
-from rlhf.records.schema import Message, Prompt, Response, content_id
+from rlhf.records.schema import Prompt, Response, content_id
 from rlhf.records.served import ServedResponse
 
 SOURCE = "served"
@@ -139,7 +139,7 @@ def served_response(
 def _prompt(messages: list[dict[str, Any]], retention: Retention) -> Prompt | None:
     """The conversation as a prompt; None with pictures, tools or a response to continue."""
     try:
-        read = [Message.from_json({**one, "content": text_content(one)}) for one in messages]
+        read = read_messages(messages)
     except InputError:
         return None
     cleaned = tuple(replace(one, content=retention.clean(one.content)) for one in read)

@@ -15,7 +15,7 @@ from reward.scoring.texts import PromptResponses, TextReward, load_text_reward
 from reward.serving.app import build_app
 from reward.serving.batches import Counts, Score, SharedBatches
 from reward.serving.settings import ScoringSettings
-from rlhf.endpoints.urls import LOOPBACK
+from rlhf.endpoints.urls import LOOPBACK, http_address
 from rlhf.errors import InputError
 from rlhf.modeling.models import describe_model
 from rlhf.modeling.readers import load_reader
@@ -125,12 +125,9 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _print_address(served: ServedReward) -> None:
-    host = f"[{served.host}]" if ":" in served.host else served.host
+    address = http_address(served.host, served.port)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(
-        f"Serving {escape(served.reward)} at [bold]http://{escape(host)}:{served.port}[/]  "
-        "(Ctrl+C stops)"
-    )
+    console.print(f"Serving {escape(served.reward)} at [bold]{escape(address)}[/]  (Ctrl+C stops)")
     if served.host not in LOOPBACK:
         console.print(
             "Everybody who can reach this address can use it: there is no authentication."

@@ -32,7 +32,7 @@ from policies.serving.split import Split
 from rlhf.commands.models.serve import Settings
 from rlhf.endpoints.chat_completions import key_header
 from rlhf.endpoints.signals import load_redaction
-from rlhf.endpoints.urls import LOOPBACK, open_url, read_answer
+from rlhf.endpoints.urls import LOOPBACK, http_address, open_url, read_answer
 from rlhf.errors import InputError
 from rlhf.records.served import Variant
 from rlhf.run.loops.promotion import is_loop
@@ -246,8 +246,7 @@ def _require_usable(store: Store, settings: Settings) -> None:
 
 
 def _print_address(settings: Settings) -> None:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    address = f"http://{host}:{settings.port}"
+    address = http_address(settings.host, settings.port)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(
         f"OpenAI clients: base_url=[bold]{escape(address)}/v1[/], model={MODEL!r}  (Ctrl+C stops)"

@@ -32,6 +32,11 @@ def next_command(name: str, **flags: str | Path) -> str:
     return f"Next: {command_line(name, **flags)}"
 
 
+def judge_name(judge: Mapping[str, str]) -> str:
+    """A judge of an evaluation, by its kind and name: "signal my.module:score"."""
+    return f"{judge['kind']} {judge['name']}".strip()
+
+
 def described_kl(kl: Mapping[str, Any]) -> str:
     """A KL divergence with its standard error, and whether it can be told from 0."""
     error = kl["standard_error"]

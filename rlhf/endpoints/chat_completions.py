@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from http.client import HTTPResponse
 from typing import Any
@@ -10,6 +10,7 @@ from urllib.request import Request
 
 from rlhf.endpoints.urls import open_url
 from rlhf.errors import InputError
+from rlhf.records.schema import Message
 
 
 def open_completion(
@@ -50,7 +51,16 @@ def text_of(content: Any) -> str:
     return (content or "").encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def text_content(message: Mapping[str, Any]) -> Any:
+def read_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """The messages of a request as text.
+
+    Raises:
+        InputError: one has no text alone, such as a picture or the call of a tool.
+    """
+    return tuple(Message.from_json({**one, "content": _text_content(one)}) for one in messages)
+
+
+def _text_content(message: Mapping[str, Any]) -> Any:
     """The content of a message, its parts of text joined by lines; None where a part is no text."""
     content = message.get("content")
     if not isinstance(content, list):

@@ -29,6 +29,11 @@ MAX_ANSWER_BYTES = 2**26
 CONNECT_SECONDS = 10.0
 
 
+def http_address(host: str, port: int) -> str:
+    """The address of a server here; ("::1", 80) → "http://[::1]:80"."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 @final
 class DeadlineError(TimeoutError):
     """The whole answer did not come in time, or the request was abandoned."""

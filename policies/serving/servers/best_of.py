@@ -11,9 +11,9 @@ from policies.serving.errors import UNAVAILABLE, ApiError
 from policies.serving.servers.events import BrokenStreamError, read_completion
 from policies.serving.servers.upstream import Upstream, unusable
 from reward.serving.batches import QueueFullError, SharedBatches
-from rlhf.endpoints.chat_completions import text_content
+from rlhf.endpoints.chat_completions import read_messages
 from rlhf.errors import InputError, InterruptedRunError, RlhfError
-from rlhf.records.schema import Message, Prompt, Response
+from rlhf.records.schema import Prompt, Response
 
 USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
 TEMPERATURE = 1.0  # servers may decode greedily by default, N times the same response
@@ -80,8 +80,7 @@ def _prompt(messages: Sequence[dict[str, Any]]) -> Prompt:
         ApiError: nothing can score answers to it, such as one with pictures.
     """
     try:
-        read = [Message.from_json({**one, "content": text_content(one)}) for one in messages]
-        return Prompt.create(tuple(read), "test", "")
+        return Prompt.create(read_messages(messages), "test", "")
     except InputError as error:
         raise _cannot_be_scored(error) from None
 

@@ -67,7 +67,7 @@ def summary(number: int, report: Mapping[str, Any]) -> Round:
     kl = report["kl"]
     return {
         "round": number,
-        "judge": f"{described['kind']} {described['name']}".strip()
+        "judge": judge_name(described)
         + (", which it was trained against" if described.get("is_objective") else ""),
         "win_rate": {
             "original": _kept(report["win_rate"].get(judge)),

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from policies.evaluate.settings import EvaluateSettings
 from rlhf.commands.idle_settings import refuse_idle
-from rlhf.commands.wording import command_line, counted, described_kl, listed
+from rlhf.commands.wording import command_line, counted, described_kl, judge_name, listed
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 from rlhf.run.intervals import in_words
@@ -141,11 +141,9 @@ def describe_report(
 
 def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -> Iterator[str]:
     for judge, rate in part["win_rate"].items():
-        described = report["judges"][judge]
-        name = f"{described['kind']} {described['name']}".strip()
         yield (
             f"The policy wins {in_words(rate)} against {other} on {rate['n']} prompts, judged by "
-            f"{name}."
+            f"{judge_name(report['judges'][judge])}."
         )
     needed = part.get("votes", {}).get("still_needed")
     if needed:
@@ -159,7 +157,7 @@ def _student(student: Mapping[str, Any] | None, report: Mapping[str, Any]) -> It
     ours, theirs = (student["parameters"][name] for name in ("student", "teacher"))
     yield f"The policy has {ours:,} parameters, {100 * ours / theirs:.0f} % of its teacher's."
     for judge, gain in student["gain"].items():
-        name = " ".join(report["judges"][judge][part] for part in ("kind", "name")).strip()
+        name = judge_name(report["judges"][judge])
         low = gain["teacher"]["low"]
         if low is None or low <= 0:
             yield f"By {name}, the teacher's own gain cannot be told from 0."
