@@ -90,12 +90,12 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
     if exported is not None:
         return _build_exported(exported, defaults)
     refuse_misspelled(value)
-    value = with_responses(value)
     if "chosen" in value and "rejected" in value:
         messages, judged = _read_preference(value)
     elif "completions" in value and "instruction" in value:
         messages, judged = _read_ultrafeedback(value)
     elif "prompt" in value or "messages" in value:
+        value = with_responses(value)
         messages, judged = _read_own(value)
     else:
         raise InputError(f"No known format has the fields {sorted(value)}", EXAMPLES)
@@ -290,11 +290,19 @@ def _read_preference(value: JsonObject) -> tuple[tuple[Message, ...], _Judged]:
     else:
         messages, texts = _split_common_start(chosen, _text(rejected, "rejected"))
     models = [str(value.get(f"{side}_model") or "imported") for side in ("chosen", "rejected")]
-    margin = value.get("margin")  # other margins are not strengths, such as differences of rewards
-    strengths = (int(margin),) if margin in STRENGTHS else ()
     return messages, _Judged(
-        texts=texts, models=models, judgments=[[[0], [1]]], strengths=strengths
+        texts=texts,
+        models=models,
+        judgments=[[[0], [1]]],
+        strengths=_strengths_of(value.get("margin")),
     )
+
+
+def _strengths_of(margin: Any) -> tuple[int, ...]:
+    """A margin as the strength that we export as one; others are differences of rewards, say."""
+    known = {str(strength): strength for strength in STRENGTHS}  # a cell of a CSV file is text
+    found = known.get(str(margin).removesuffix(".0"))
+    return () if found is None else (found,)
 
 
 def _conversations(
@@ -320,12 +328,13 @@ def _same_start(
 
 
 def _joined(prompt: tuple[Message, ...], turns: tuple[Message, ...]) -> tuple[Message, ...]:
-    """A prompt and the turns after it, where one may repeat the other."""
-    if turns[: len(prompt)] == prompt or turns[len(turns) - len(prompt) :] == prompt:
+    """A prompt and the turns after it, which may repeat the prompt or its end."""
+    if any(turns[first : first + len(prompt)] == prompt for first in range(len(turns))):
         return turns
-    if prompt[len(prompt) - len(turns) :] == turns:
-        return prompt
-    return prompt + turns
+    shared = min(len(prompt), len(turns))
+    while prompt[len(prompt) - shared :] != turns[:shared]:
+        shared -= 1
+    return prompt + turns[shared:]
 
 
 def _hh_turns(text: str) -> tuple[Message, ...]:

@@ -14,17 +14,18 @@ from rlhf.records.schema import AnnotatorKind, JsonObject, Ranking, Response, co
 
 LABEL_WORDS = {"true": "up", "false": "down"}
 UNPAIRED = ("prompt", "completion", "label")
+SINGLE = ("completion", "response")  # of a line with one answer
 EXAMPLE = 'Write {"prompt": "…", "response": "…", "thumbs": "up"}, or "down".'
 
 
 def with_responses(value: JsonObject) -> JsonObject:
-    """A line with one answer, or with thumbs, as one with lists of both.
+    """One of our own lines, or of trl's unpaired ones, with lists of `responses` and `thumbs`.
 
-    What a table has in no row is None there, and as good as absent.
+    What a table has in no row is None or empty there, and as good as absent.
 
     Raises:
         InputError: a label that is neither true nor false, a completion of several messages, or
-        both `response` and `responses`.
+        more than one of `response`, `completion` and `responses`.
     """
     if all(value.get(name) is not None for name in UNPAIRED):
         thumb = LABEL_WORDS.get(str(value["label"]).lower())  # a cell of a CSV file is text
@@ -32,13 +33,15 @@ def with_responses(value: JsonObject) -> JsonObject:
             raise InputError(
                 f"label is {value['label']!r:.80}", "Write true for good and false for bad."
             )
-        value = {**_without(value, "response", "responses", "label"), "thumbs": thumb}
-    if value.get("response") is not None:
-        if value.get("responses"):
-            raise InputError("The line has both response and responses", EXAMPLE)
-        value = {**_without(value, "response"), "responses": [value["response"]]}
-    if value.get("completion") is not None and not value.get("responses"):
-        value = {**_without(value, "completion"), "responses": [_text(value["completion"])]}
+        value = {**_without(value, "label"), "thumbs": thumb}
+    is_judged = value.get("thumbs") is not None  # an empty response is wrong only if it is judged
+    given = [one for one in SINGLE if value.get(one) or (is_judged and value.get(one) is not None)]
+    if given:
+        text = _text(value[given[0]])
+        if len(given) > 1 or value.get("responses"):
+            both = " and ".join([*given, "responses"][:2])
+            raise InputError(f"The line has both {both}", EXAMPLE)
+        value = {**_without(value, *SINGLE), "responses": [text]}
     thumbs = value.get("thumbs")
     return value if thumbs is None or isinstance(thumbs, list) else {**value, "thumbs": [thumbs]}
 

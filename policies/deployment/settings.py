@@ -28,7 +28,8 @@ class QuantizeSettings:
     where 128 does not divide them). Both quantize the weights of the linear layers alone."""
     prompts: Path
     """Held-out prompts to compare on: a folder made by `rlhf export`, whose test prompts are taken,
-    or a JSON Lines file. For a reward model their responses are scored: give an export."""
+    or a JSON Lines file, whose lines of the split test are taken if it has any. For a reward model
+    their responses are scored: give an export."""
     reward: str | None = None
     """Judge of a quantized policy against the unquantized one: a reward model,
     signal:package.module:function or http(s):// address."""

@@ -113,7 +113,7 @@ class Proxy:
         self.client: httpx.AsyncClient
 
     async def complete(self, body: dict[str, Any]) -> Response:
-        """Completion a request.
+        """Answer a request.
 
         Raises:
             ApiError: it is wrong, or the server behind fails.

@@ -15,7 +15,7 @@ class SFTSettings(TrainerSettings):
     """Model folder or hub name to train."""
     demonstrations: Path | None = None
     """Folder that `rlhf export --format demonstrations` wrote, or JSON Lines: prompt + completion,
-    or messages."""
+    or messages, and perhaps "split": "test" for what is held out."""
     best_of: Path | None = None
     """In place of --demonstrations: the --out of `rlhf reference --samples N --reward RM`. Train on
     the output of each prompt that has the highest stored reward (best-of-n fine-tuning)."""

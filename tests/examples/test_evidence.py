@@ -149,7 +149,7 @@ def test_the_pages_have_the_numbers_of_the_results(
     place = FOLDERS[name] / "results" / f"{name}.json"
     if not place.is_file():
         section = PAGES.partition(command_of(name))[2].partition("\n## ")[0]
-        assert "Not measured yet." in section
+        assert "Not measured yet." in section or "**Measured in part" in section
         return
     result = json.loads(place.read_text())
     config = yaml.safe_load((FOLDERS[name] / f"{name}.yaml").read_text())

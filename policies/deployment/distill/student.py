@@ -34,7 +34,8 @@ def half_of(model: PreTrainedModel) -> PreTrainedModel:
         )
     text.num_hidden_layers = (layers + 1) // 2
     for name, value in list(vars(text).items()):  # one entry a layer: layer_types, no_rope_layers
-        if "layer" in name and isinstance(value, list) and len(value) == layers:
+        is_list = "layer" in name and isinstance(value, list) and len(value) == layers
+        if is_list and value != list(range(layers)):  # which names all layers
             setattr(text, name, value[::2])
     is_policy = model.get_output_embeddings() is not None
     kind: Any = AutoModelForCausalLM if is_policy else AutoModelForSequenceClassification

@@ -283,7 +283,8 @@ def test_thumbs_are_rankings_of_one_response_with_a_flag(name):
 
 def test_columns_without_a_thumb_say_nothing():
     value = {"prompt": "Hi?", "responses": ["yes"], "thumbs": None, "response": None}
-    assert read_entry(value | {"completion": "yes", "label": None}, Defaults()).rankings == ()
+    for more in ({"completion": None, "label": True}, {"completion": "", "label": None}):
+        assert read_entry(value | more, Defaults()).rankings == ()
 
 
 def test_thumbs_stand_beside_the_ranking_of_a_line():

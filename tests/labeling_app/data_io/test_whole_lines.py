@@ -26,6 +26,8 @@ SYSTEM = {"role": "system", "content": "S"}
         ([SYSTEM, *turns("a")], turns("a"), "Sa"),  # repeats its end
         (turns("a"), [SYSTEM, *turns("a")], "Sa"),
         ([], turns("a"), "a"),
+        (turns("a"), [SYSTEM, *turns("a", "b", "c")], "Sabc"),  # in the middle
+        ([SYSTEM, *turns("a")], turns("a", "b", "c"), "Sabc"),  # an end that is repeated
     ],
 )
 def test_a_prompt_and_the_turns_of_both_sides_are_one_conversation(prompt, before, kept):
@@ -50,7 +52,10 @@ def test_completions_without_a_score_do_not_cost_the_others_theirs():
     assert entry.rankings[0].scores == (5, 3)
 
 
-@pytest.mark.parametrize(("margin", "strengths"), [(2.0, (2,)), (0.0, ()), (0.37, ()), (9, ())])
+@pytest.mark.parametrize(
+    ("margin", "strengths"),
+    [(2.0, (2,)), ("3", (3,)), (0.0, ()), (0.37, ()), (9, ()), (True, ()), (None, ())],
+)
 def test_a_margin_of_trl_is_the_strength_that_it_was_exported_from(margin, strengths):
     value = {"prompt": "Hi?", "chosen": "yes", "rejected": "no", "margin": margin}
     assert read_entry(value, Defaults()).rankings[0].strengths == strengths
@@ -63,9 +68,26 @@ def test_one_answer_without_a_judgment_is_kept(name):
     assert entry.rankings == ()
 
 
-def test_one_answer_beside_a_list_is_refused():
-    with pytest.raises(InputError, match="both response and responses"):
-        read_entry({"prompt": "Hi?", "response": "yes", "responses": ["no"]}, Defaults())
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("response", "responses"), ("completion", "responses"), ("completion", "response")],
+)
+def test_two_places_for_the_answer_are_refused(first, second):
+    rest = {"responses": ["no"]} if second == "responses" else {second: "no"}
+    for label in ({}, {"label": True} if first == "completion" else {}):
+        with pytest.raises(InputError, match=f"both {first} and {second}"):
+            read_entry({"prompt": "Hi?", first: "yes", **rest, **label}, Defaults())
+
+
+@pytest.mark.parametrize("name", ["response", "completion"])
+def test_an_empty_cell_is_no_answer(name):
+    assert read_entry({"prompt": "Hi?", name: ""}, Defaults()).responses == ()
+
+
+def test_columns_of_other_formats_do_not_matter():
+    more = {"response": "r", "responses": ["p"], "completion": [{"role": "user", "content": "c"}]}
+    preference = {"prompt": "Hi?", "chosen": "yes", "rejected": "no"}
+    assert judged(read_entry({**preference, **more}, Defaults())) == [[["yes"], ["no"]]]
 
 
 def test_votes_of_people_without_names_all_count(tmp_path, run_json):

@@ -1,5 +1,6 @@
 """`rlhf distill` of a reward model: what its student learns, against the same in NumPy."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from reward.scoring.rankings import training_gain
 from rlhf.cli import main
 from rlhf.modeling.models import new_reward_model
 from rlhf.modeling.tokens import load_tokenizer
-from rlhf.records.jsonl import read_jsonl, write_jsonl
+from rlhf.records.jsonl import read_jsonl, write_json, write_jsonl
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.policies.training import TrainingInputs
@@ -58,7 +59,6 @@ def test_the_saved_student_scores_as_the_report_says(
         np.array(scores_of(run_json, tmp_path, model, training))
         for model in (done.path, training.reward)
     )
-    assert done.read_report()["normalisation"] == {"gain": training_gain(str(training.reward))}
     report = done.read_report()["held_out"]
     assert report["error"] == pytest.approx(np.sqrt(np.mean((ours - theirs) ** 2)), rel=1e-4)
     assert report["spread"] == pytest.approx(theirs.std(), rel=1e-4)
@@ -85,6 +85,18 @@ def test_the_loss_is_the_squared_error(training: TrainingInputs, tmp_path: Path)
     [first] = read_metrics(out / "metrics.jsonl")
     assert len(errors) == 16
     assert first["loss"] == pytest.approx(np.mean(errors), rel=1e-3)
+
+
+def test_the_student_is_on_the_scale_of_its_teacher(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    """As `rlhf score --rankings` reads it, for the calibration."""
+    teacher = shutil.copytree(training.reward, tmp_path / "reward" / "model")
+    write_json(tmp_path / "reward" / "report.json", {"normalisation": {"gain": 0.25}})
+    words = command(training, tmp_path / "out", "--half")
+    words[words.index("--teacher") + 1] = str(teacher)
+    assert main(words) == 0
+    assert training_gain(str(tmp_path / "out")) == 0.25
 
 
 def test_it_learns(done: RunDir) -> None:
