@@ -124,7 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     if arguments is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers stop jobs with it
-    code = _run(tokens)
+    try:
+        code = _run(tokens)
+    except KeyboardInterrupt:  # before there were commands
+        errors.print("[bold red]interrupted[/] Run the same command again.")
+        code = 75
     if arguments is None and world_size() > 1:
         exit_process(code)
     return code

@@ -116,8 +116,9 @@ def evaluate_policy(
 
     Args:
         settings: of the command.
-        before_done: called when the report is written, before the stage counts as done: a killed
-            one is called again. A finished stage calls it, too.
+        before_done: called when the report is written and the stage is not marked done yet, so
+            that an evaluation which is killed in between calls it again. A finished stage calls it,
+            too: it must be safe to repeat.
 
     Raises:
         InputError: an input is missing or unfinished, belongs to another model, or the split is

@@ -69,6 +69,7 @@ class Split:
         known = self._known.get(key, conversation)
         is_other = known.id != conversation.id
         self._known[key] = replace(conversation, is_ambiguous=True) if is_other else conversation
+        self._known.move_to_end(key)  # the oldest are forgotten
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
 

@@ -101,8 +101,8 @@ def engine_commands(settings: Settings) -> list[str]:
         if endpoint is None:
             assert name is not None  # checked by the settings
             folder = policy_folder(name)
-            is_there = Path(folder).is_dir()  # else --dry-run says that it is missing
-            kwargs = used_kwargs(folder, kwargs_for(folder, given)) if is_there else {}
+            is_there = Path(folder).is_dir()  # a model of the hub is not looked up
+            kwargs = used_kwargs(folder, kwargs_for(folder, given)) if is_there else given
             words = engine_command(settings.engine, folder, 0, kwargs, settings.engine_flags)
             lines.append(shlex.join(words).replace("--port 0", "--port PORT"))
     return lines

@@ -159,6 +159,8 @@ def _pieces(answer: HTTPResponse) -> Iterator[tuple[str, str]]:
             ending = text_of(choice.get("finish_reason"))
             ended = ended or bool(ending)
             whole, half = split_half(half, choice.get("delta", {}).get("content"))
+            if ending:  # nothing completes the half now
+                whole, half = whole + text_of(half), ""
             yield whole, ending
     if not ended:
         raise StreamEndedError("the stream ended without a finish reason")

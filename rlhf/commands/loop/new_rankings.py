@@ -58,8 +58,10 @@ def count_new(db: Path, after: Exported, export: Any) -> dict[str, int]:
 
 
 def has_round(db: Path, policy: Path) -> bool:
-    """Whether samples of a policy were queued: `rlhf round` stores them all at once."""
+    """Whether samples of a policy were queued: `rlhf round` stores them all at once.
+
+    The folder may have been named in another way then.
+    """
     with Store(db, read_only=True) as store:
-        return any(
-            one["policy"]["path"] == str(policy) for one in rounds(store.connections).values()
-        )
+        queued = [Path(one["policy"]["path"]) for one in rounds(store.connections).values()]
+    return policy.resolve() in [path.resolve() for path in queued]

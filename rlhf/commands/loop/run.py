@@ -126,8 +126,8 @@ def _is_done(run: RunDir, stage: Stage) -> bool:
         return bool(stage.out and stage.out.is_dir())
     if stage.out is not None:
         return RunDir(stage.out).is_done
-    if stage.name == "round" and has_round(stage.given["db"], stage.given["policy"] / "policy"):
-        return True
+    if stage.name == "round":  # not by its exit code: the database may be an earlier copy
+        return has_round(stage.given["db"], stage.given["policy"] / "policy")
     return any(
         (entry["round"], entry["stage"], entry["exit_code"]) == (stage.number, stage.name, 0)
         for entry in read_commands(run)

@@ -139,3 +139,8 @@ def test_only_so_many_conversations_are_remembered(monkeypatch):
         split.remember(split.draw(f"c-{n}", turns(f"{n}?")), turns(f"{n}?"), "So.")
     found = [split.draw("new", turns(f"{n}?", "So.", "And?")).id for n in range(3)]
     assert found == ["new", "c-1", "c-2"]
+    first = split.draw("c-1", turns("1?", "So.", "And?"))
+    split.remember(first, turns("1?"), "So.")  # said again: the other is now the oldest
+    split.remember(split.draw("c-3", turns("3?")), turns("3?"), "So.")
+    found = [split.draw("new", turns(f"{n}?", "So.", "And?")).id for n in (1, 2, 3)]
+    assert found == ["c-1", "new", "c-3"]

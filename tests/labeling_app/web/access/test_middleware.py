@@ -71,9 +71,10 @@ def test_only_posts_sign_in_and_out(client):
 def test_signing_out_waits_for_nobody_and_says_when_it_could_not(client, store, monkeypatch):
     sign_in(client)
     monkeypatch.setattr("labeling_app.db.connection.BUSY_TIMEOUT_SECONDS", 0.05)
-    store.connections.close()  # with connections that wait no longer than that
     with closing(sqlite3.connect(store.connections.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
+        # the next connections wait no longer than that; the last to close would delete the log
+        store.connections.close()
         answer = client.post("/sign-out")
     assert answer.status_code == 503
     problem = (

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import json
+import tempfile
 import zipfile
 from pathlib import Path
 from tempfile import gettempdir
@@ -79,7 +80,14 @@ def left_over() -> list[str]:
     return [path.name for path in Path(gettempdir()).glob("rlhf-lead-files-*/*")]
 
 
-def test_nothing_is_left_of_an_imported_file_and_a_downloaded_export(ask, import_lines):
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """Temporary files of this test alone: other tests import meanwhile."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
+
+def test_nothing_is_left_of_an_imported_file_and_a_downloaded_export(own_folder, ask, import_lines):
     before = left_over()
 
     async def run(client: httpx.AsyncClient) -> list[list[str]]:

@@ -1,25 +1,36 @@
-"""Which commands of a round are done, by what they left."""
+"""Whether the samples of a round are queued is what the database says."""
 
 from pathlib import Path
 
+import pytest
+
+from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.store import Store
 from rlhf.commands.loop.run import _is_done
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.loop.stages import stages_of_round
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir
+from tests.rlhf.commands.loop.test_waiting import PROMPTS, build_responses
 
 
-def test_a_policy_that_was_sampled_under_another_path_is_not_sampled_again(tmp_path: Path) -> None:
-    """As after `--out runs/loop`, and then the same folder by its whole path."""
-    settings = LoopSettings(out=tmp_path, model="m")
-    run = RunDir(tmp_path)
-    with Store(settings.database):
-        pass
+def test_a_policy_that_was_sampled_under_another_path_is_not_sampled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `--out loop`, and then the same folder by its whole path."""
+    monkeypatch.chdir(tmp_path)
+    settings = LoopSettings(out=tmp_path / "loop", model="m")
+    run = RunDir(settings.out)
+    run.path.mkdir()
     [stage] = [one for one in stages_of_round(settings, 1) if one.name == "round"]
-    assert not _is_done(run, stage)
-    entry = {"round": 1, "stage": "round", "exit_code": 75}
-    write_json(run.commands_file, {"commands": [entry]})
-    assert not _is_done(run, stage)
-    write_json(run.commands_file, {"commands": [entry, entry | {"exit_code": 0}]})
+    policy = (stage.given["policy"] / "policy").relative_to(tmp_path)
+    # as after a database was restored whose copy was older
+    write_json(run.commands_file, {"commands": [{"round": 1, "stage": "round", "exit_code": 0}]})
+    with Store(settings.database) as store:
+        assert not _is_done(run, stage)
+        store.add_prompts(PROMPTS)
+        responses = build_responses(PROMPTS[0], ["one", "two"])
+        store.add_responses(responses)
+        chosen = [(PROMPTS[0], responses, "random")]
+        queue_round(store, {"policy": {"path": str(policy), "hash": "abc"}}, chosen, {})
     assert _is_done(run, stage)
