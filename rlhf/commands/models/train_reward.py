@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from reward.report.annotators import describe_annotators
-from reward.report.learning_curve import describe_curve
 from reward.settings import RewardSettings as Settings
 from rlhf.commands.wording import accuracy_of_longer, advice_on_speed, doubt
 from rlhf.config import flag_of
@@ -53,6 +52,8 @@ def describe_report(settings: Settings, report: Mapping[str, Any]) -> str:
         settings: of the stage.
         report: what report.json holds; that of an ensemble has no counts.
     """
+    from reward.report.learning_curve import describe_curve  # imports NumPy
+
     run = RunDir(settings.out)
     has_thumbs = "judgements" in report or "accuracy_on_thumbs" in report
     accuracy = _accuracy(report["accuracy"], report["held_out"]["from"], has_thumbs=has_thumbs)
