@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers stop jobs with it
     try:
         code = _run(tokens)
-    except KeyboardInterrupt:  # before there were commands
+    except KeyboardInterrupt:  # while the commands are imported
         errors.print("[bold red]interrupted[/] Run the same command again.")
         code = 75
     if arguments is None and world_size() > 1:

@@ -40,7 +40,7 @@ def with_responses(value: JsonObject) -> JsonObject:
         text = _text(value[given[0]])
         if len(given) > 1 or value.get("responses"):
             both = " and ".join([*given, "responses"][:2])
-            raise InputError(f"The line has both {both}", EXAMPLE)
+            raise InputError(f"The line has both {both}", "Leave out one of them.")
         value = {**_without(value, *SINGLE), "responses": [text]}
     thumbs = value.get("thumbs")
     return value if thumbs is None or isinstance(thumbs, list) else {**value, "thumbs": [thumbs]}

@@ -61,7 +61,7 @@ def read_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
 
 
 def _text_content(message: Mapping[str, Any]) -> Any:
-    """The content of a message, its parts of text joined by lines; None where a part is no text."""
+    """The content of a message, its parts of text joined by lines; None if any is not text."""
     content = message.get("content")
     if not isinstance(content, list):
         return content
