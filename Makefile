@@ -8,6 +8,8 @@ MODEL := models/SmolLM2-135M-Instruct
 QUICKSTART := examples/quickstart
 DB ?= runs/demo/labels.db
 
+unexport PYTHONDONTWRITEBYTECODE # where it is set, every test process compiles all that it imports
+
 .PHONY: install model browser nodes proxy vllm demo few-demo label test check test-vllm test-all clean
 
 install: $(VENV)/.installed

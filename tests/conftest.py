@@ -33,7 +33,7 @@ CORPUS = [
 
 
 LONG = (  # files of minutes: begun first, so that no worker is left with one at the end
-    "tests/reward/test_train.py",
+    "tests/reward/training/",
     "tests/pipeline/",
     "tests/rlhf/run/",
     "tests/rlhf/commands/",

@@ -27,9 +27,9 @@ from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.jsonl import BadLineError, Progress, parse_line
 
 OnError = Literal["few", "skip", "stop"]
-SHOWN_ERRORS = 5
+SHOWN_ERRORS = 100
 FEW = 100  # fewer than one bad line in this many are few
-ENDING = re.compile(r"(?<=.)(\.(jsonl|json|csv|parquet))?(\.gz)?$", re.IGNORECASE)
+ENDING = re.compile(r"(?<=.)(\.(jsonl|ndjson|json|csv|parquet))?(\.gz)?$", re.IGNORECASE)
 Placed = tuple[str, Entry]
 
 

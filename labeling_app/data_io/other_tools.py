@@ -1,7 +1,8 @@
 """Records that Argilla and Label Studio exported, with annotators and times.
 
-Argilla 2: what `dataset.records.to_json` writes, nested, and what `to_datasets` and the hub hold,
-with columns such as `preference.responses`. Label Studio: the JSON export, a task an object.
+Argilla 2: what `to_datasets` and the hub hold, with columns such as `preference.responses`, and the
+nested records of `to_json` once every answer has its status, which `to_json` leaves out. Label
+Studio: the JSON export, a task an object.
 
 Neither says which of its fields is the prompt and which are responses; that is told by their names.
 Where names leave it open, the record is refused: a guess would turn people's judgments around.
@@ -23,6 +24,7 @@ SIDES = (("1", "2"), ("0", "1"), ("a", "b"), ("left", "right"))
 NUMBERED = re.compile(r"^(.*?)[\s_-]*(\d+|(?<=[\s_-])[A-Za-z]|(?<=[a-z])[A-Z]|[Ll]eft|[Rr]ight)$")
 OWN_COLUMNS = ("id", "_server_id", "status")  # of Argilla
 ANSWERS = ".responses"
+STATUSES = ("submitted", "draft", "discarded")
 MOST_SECONDS = 7 * 86_400.0  # for one judgment
 EXPORT_AGAIN = "Export the records again, and leave their fields as they are."
 
@@ -92,13 +94,13 @@ def _columns(value: JsonObject, question: str) -> list[JsonObject]:
 def _read_record(fields: JsonObject, answers: Mapping[str, Sequence[JsonObject]]) -> Judged:
     names = _response_names(fields)
     prompt = _prompt_of(fields, names)
+    submitted = [one for said in answers.values() for one in said if _is_submitted(one)]
     judgments = []
-    for said in answers.values():
-        for one in said:
-            tiers = _ranked(one.get("value"), names)
-            if tiers and one.get("status") in (None, "submitted"):
-                judgments.append(Judgment(annotator=f"argilla-{one.get('user_id')}", tiers=tiers))
-    if not judgments and any(answers.values()):
+    for one in submitted:
+        tiers = _ranked(one.get("value"), names)
+        if tiers:
+            judgments.append(Judgment(annotator=f"argilla-{one.get('user_id')}", tiers=tiers))
+    if submitted and not judgments:
         raise InputError(
             f"No answer names the responses {list(names)}",
             "Read are answers to a ranking question over the names of the fields, and to a label "
@@ -109,6 +111,17 @@ def _read_record(fields: JsonObject, answers: Mapping[str, Sequence[JsonObject]]
         texts=tuple(str(fields[name]) for name in names),
         judgments=tuple(judgments),
     )
+
+
+def _is_submitted(answer: JsonObject) -> bool:
+    status = answer.get("status")
+    if status not in STATUSES:
+        raise InputError(
+            f"An answer of Argilla has the status {status!r}, so it may be a draft",
+            "Argilla's to_json leaves the status out. Export with to_datasets().to_json(…), or add "
+            '"status": "submitted" to every answer that counts.',
+        )
+    return status == "submitted"
 
 
 def _ranked(value: Any, names: Sequence[str]) -> Tiers | None:

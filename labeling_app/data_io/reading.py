@@ -29,7 +29,7 @@ from rlhf.records.schema import Split
 # A line or an object, or why there is none, with its place, and the split if the container says it.
 Row = tuple[str, str | JsonObject | BadLineError, Split | None]
 SPLIT_NAMES: dict[str, Split] = {"train": "train", "test": "test"}
-FILES = (".jsonl", ".json", ".gz", ".parquet", ".csv")
+FILES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet", ".csv")
 SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")  # by `save_to_disk`
 BUILDERS = ("csv", "json", "parquet", "arrow", "cache")
 DATASET = "a dataset"
@@ -57,7 +57,7 @@ def is_hub_name(path: Path) -> bool:
         len(path.parts) == 2
         and not path.exists()
         and not owner.exists()
-        and path.suffix not in FILES
+        and path.suffix.lower() not in FILES
         and not str(owner).startswith((".", "/", "~"))
     )
 
@@ -97,11 +97,11 @@ def read_rows(path: Path, part: Part, progress: Progress | None = None) -> Itera
     """
     if is_hub_name(path) or path.is_dir():
         yield from _dataset_rows(path, part)
-    elif path.suffix == ".parquet":
+    elif path.suffix.lower() == ".parquet":
         yield from _parquet_rows(path, progress)
-    elif path.suffix == ".csv":
+    elif path.suffix.lower() == ".csv":
         yield from _csv_rows(path, progress)
-    elif path.suffix == ".json" and is_array(path):
+    elif path.suffix.lower() == ".json" and is_array(path):
         for place, text in read_array(path, progress):
             yield place, text, None
     else:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from labeling_app.db.board.overlap import num_open
+from labeling_app.db.board.overlap import num_for_everybody, num_open
 from labeling_app.db.imports.unfinished import num_deferred
 from labeling_app.db.rankings import newest_ranking
 from labeling_app.db.reports import (
@@ -142,6 +142,7 @@ class Work:
     num_open: int
     """Tasks that are not done yet; those on somebody's screen are among them."""
     num_tasks: int
+    """All tasks for everybody, done or not; checks and decisions of leads are not among them."""
     next_tasks: list[tuple[str, str]]
     """(prompt, reason) of what is given out next, where it has a reason."""
 
@@ -151,7 +152,7 @@ def open_work(store: Store) -> Work:
     following = next_tasks(store.connections, SHOWN_NEXT)
     return Work(
         num_open=num_open(store.connections),
-        num_tasks=store.counts()["tasks"],
+        num_tasks=num_for_everybody(store.connections),
         next_tasks=[(_shortened(messages), reason) for messages, reason in following],
     )
 

@@ -12,7 +12,6 @@ from itertools import combinations
 from statistics import fmean
 
 import numpy as np
-from scipy.stats import bootstrap, kendalltau
 
 Tiers = Sequence[Sequence[str]]
 Interval = tuple[float, float | None, float | None]
@@ -36,6 +35,8 @@ def pair_agreement(first: Tiers, second: Tiers) -> float | None:
 
 def tau_b(first: Tiers, second: Tiers) -> float | None:
     """Kendall's tau-b over the responses both rank; None when one side is a single tie."""
+    from scipy.stats import kendalltau  # slow to import, and the board needs no tau
+
     a, b = ranks(first), ranks(second)
     common = sorted(a.keys() & b.keys())
     x, y = [a[i] for i in common], [b[i] for i in common]
@@ -86,6 +87,8 @@ def mean_interval(
     mean = float(np.mean(values))
     if len(values) < MIN_VALUES:
         return mean, None, None
+    from scipy.stats import bootstrap  # as above
+
     rng = np.random.default_rng(seed)
     found = bootstrap(
         (values,), np.mean, n_resamples=samples, batch=100, method="percentile", rng=rng

@@ -134,12 +134,12 @@ def trainer_stage(
         InputError: the folder cannot be used.
     """
     run = open_stage(settings.out, stage, settings, inputs, resume=settings.resume)
-    if arguments.use_cpu:
-        keep_freed_memory()
     arguments.distributed_state.wait_for_everyone()
     if run.is_done:
         yield run
         return
+    if arguments.use_cpu:
+        keep_freed_memory()
     with stage_status(run), watching_stage(run, None), warnings.catch_warnings():
         warnings.filterwarnings("ignore", OLD_NAME, FutureWarning)
         yield run

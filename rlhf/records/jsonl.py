@@ -149,7 +149,7 @@ def read_text(
         raise InputError(
             f"No such file: {path}", "Check the path; `ls` its folder to see what is there."
         )
-    is_packed = path.suffix == ".gz"
+    is_packed = path.suffix.lower() == ".gz"
     try:
         size = path.stat().st_size
         with (

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def _nccl_version(torch: Any) -> str | None:
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
+@cache
 def all_packages() -> str:
     """Every installed package with its version, as pip reads them."""
     found = {f"{one.metadata['Name']}=={one.version}" for one in distributions()}

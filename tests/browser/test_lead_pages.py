@@ -101,7 +101,26 @@ def test_a_pasted_array_is_an_export_and_not_prompts(lead):
     assert paste('["One?", "Two?"]') == "pasted.jsonl: 2 lines, 0 bad"
     assert paste('{\n "prompt": "Over\\nlines?"\n}') == "pasted.jsonl: 1 line, 0 bad"
     assert paste("[INST] Why? [/INST]\nAnd?") == "pasted.jsonl: 2 lines, 0 bad"
+    assert paste('prompt,chosen,rejected\n"Why, then?",So,No') == "pasted.csv: 1 line, 0 bad"
+    assert page.locator(".preview tbody td").nth(3).inner_text() == "A > B"
     assert paste(f"{json.dumps(exported)[:-1]} 3]").startswith("pasted.json: item 3: a comma is")
+
+
+@pytest.mark.slow  # a preview reads for three seconds
+@AT_A_DESK
+def test_a_bad_line_beyond_the_preview_can_be_left_out(lead, tmp_path):
+    _, page = lead
+    file = tmp_path / "long.jsonl"
+    file.write_text("\n".join([json.dumps({"prompt": "x" * 200})] * 80_000 + ['{"prompt": 3}']))
+    page.set_input_files("#file", file)
+    page.click("text=Preview")
+    page.wait_for_selector(".preview:visible")
+    assert "the first" in page.inner_text(".preview h3")
+    page.check("#leave-out")
+    page.click("[data-act=import]")
+    page.wait_for_selector(".left-out li:has-text('long.jsonl:80001: ')", timeout=300_000)
+    require_accessible(page, "lines left out")
+    page.screenshot(path=tmp_path / "left-out.png", full_page=True)
 
 
 @AT_A_DESK

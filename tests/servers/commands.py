@@ -40,6 +40,7 @@ FORKS.set_forkserver_preload(
         "torch.distributed.fsdp",
         "transformers.models.auto.modeling_auto",
         "transformers.models.llama.modeling_llama",
+        "tests.servers.warm_up",
     ]
 )
 

@@ -33,7 +33,7 @@ from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt
 from tests.labeling_app.data_io.test_bad_lines import exported
 
-SECONDS = 5
+SECONDS = 60.0  # a case that takes longer hangs
 ARROW = "data-00000-of-00001.arrow"
 TABLES = ("prompts", "responses", "rankings", "annotators", "tasks", "imports", "import_tasks")
 Rows = list[dict[str, str | None]]

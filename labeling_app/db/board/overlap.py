@@ -69,6 +69,15 @@ def num_open(connections: Connections) -> int:
     return int(waiting) + len({row[0] for row in db.execute(query)})
 
 
+def num_for_everybody(connections: Connections) -> int:
+    """How many tasks are for everybody, done or not: no checks, and no decisions of a lead."""
+    query = """SELECT (SELECT value FROM totals WHERE name = 'tasks')
+        - (SELECT COUNT(*) FROM tasks WHERE purpose IN ('gold', 'training', 'repeat'))
+        - (SELECT COUNT(*) FROM tasks WHERE decides IS NOT NULL)"""
+    [[number]] = connections.db.execute(query).fetchall()
+    return int(number)
+
+
 def num_wanted(connections: Connections) -> int:
     """How many rankings the tasks that `num_open` counts still want from people."""
     query = """SELECT

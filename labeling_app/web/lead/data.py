@@ -75,7 +75,8 @@ class DataPage:
         job: Payload = {"do": "store", "db": db, **self._job(upload, payload)}
         job |= {name: payload.get(name) == "yes" for name in ("leave_out", "replace")}
         job["share"] = str(upload.share_file)
-        upload.is_importing, upload.outcome = True, {}
+        failed = f"{upload.name} could not be imported. The server's log says why."
+        upload.is_importing, upload.outcome = True, {"error": failed}
         running = asyncio.create_task(self._import(upload, job))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -120,7 +121,8 @@ class DataPage:
             return {"over": False, "name": upload.name, "share": upload.share, "rows": rows}
         if "error" in upload.outcome:
             return {"over": True, "error": upload.outcome["error"]}
-        return {"over": True, "say": _imported(upload.name, upload.outcome)}
+        left_out = upload.outcome["first_bad"]
+        return {"over": True, "say": _imported(upload.name, upload.outcome), "left_out": left_out}
 
     async def archive(self, format: str) -> Payload:
         """Pack an export. Returns its `archive`, or `error` if there is nothing to export.
@@ -158,7 +160,7 @@ def _imported(name: str, report: Payload) -> str:
     ]
     said = f"Imported {name}: {', '.join(new)}." if new else f"{name}: nothing in it is new."
     if report["bad_lines"]:
-        said += f" {report['bad_lines']:,} lines left out, the first: {report['first_bad'][0]}"
+        said += f" Lines left out: {report['bad_lines']:,}."
     if report["replaces"]:
         said += f" {_replaced(report)}"
     if report["checks_not_made"]:
@@ -188,7 +190,8 @@ def add_data_page(app: FastAPI, frame: LeadFrame, store: Store, max_upload_bytes
     def shown(request: Request, problem: str = "", status: int = 200) -> HTMLResponse:
         values: Payload = {"counts": store.counts(), "formats": FORMATS, "problem": problem}
         values |= {"max_bytes": page.uploads.max_bytes, "suffixes": SUFFIXES}
-        values["is_importing"] = not page.state(sender_of(request).name)["over"]
+        state = page.state(sender_of(request).name)
+        values |= {"is_importing": not state["over"], "last": state}
         answer = frame.page(request, TEMPLATE, **values)
         answer.status_code = status
         return answer
@@ -210,6 +213,9 @@ def add_data_page(app: FastAPI, frame: LeadFrame, store: Store, max_upload_bytes
             return JSONResponse({"error": error.problem}, status_code=error.status)
         except InputError as error:
             return JSONResponse({"error": f"{error.problem}. {error.remedy}"}, status_code=400)
+        except OSError as error:
+            problem = f"The server could not store the file: {error.strerror}."
+            return JSONResponse({"error": f"{problem} Mend that, then try again."}, status_code=507)
         return JSONResponse({"received": upload.received})
 
     _add_export(app, page, shown)

@@ -28,7 +28,7 @@ MAX_PIECE_BYTES = 1_000_000
 MAX_NAME = 200
 MAX_LOGGED = 10_000
 PREFIX = "rlhf-lead-files-"  # an earlier name had no lock
-SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".csv", ".parquet")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".json.gz", ".csv", ".parquet")
 Payload = dict[str, Any]
 
 
@@ -119,13 +119,15 @@ class Uploads:
 
         Raises:
             InputError: no such upload, or a piece that does not follow.
+            OSError: it could not be written; sending it again may succeed.
         """
         upload = self.find(owner, upload_id)
         if offset + len(piece) == upload.received and piece:
             return upload
         if offset != upload.received or offset + len(piece) > upload.size or upload.is_importing:
             raise InputError("The pieces of the file do not fit together", "Choose it again.")
-        with upload.path.open("ab") as file:
+        with upload.path.open("r+b") as file:
+            file.seek(offset)  # a disk that was full may have taken a part of this piece
             file.write(piece)
         upload.received += len(piece)
         return upload

@@ -59,7 +59,9 @@ class LoopProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """How the process that was started here has ended; None if it has not."""
+        """How the last loop ended, if it was started here; None while one runs."""
+        if self.is_running and not self._is_alive():
+            self._process = None  # another loop has begun since, which was not started here
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:

@@ -73,7 +73,7 @@ def content(process: LoopProcess) -> dict[str, Any]:
     results = [one.result for one in rounds if one.result]
     return {
         "status": status_of(process),
-        "exit_code": None if process.is_running or process.is_starting else process.exit_code,
+        "exit_code": process.exit_code,
         "rounds": rounds,
         "points": picture.points(results),
         "picture": picture,

@@ -33,7 +33,7 @@ def run_rounds(settings: LoopSettings) -> dict[str, Any]:
 
     Raises:
         ConfigError: torchrun or accelerate has started several processes, or the program of
-            --launch is missing.
+            --launch is missing or does not wait for the command.
         InputError: another loop works in the folder, or it was started with other settings.
         StageFailedError: a command failed.
         InterruptedRunError: a command was interrupted.
@@ -87,8 +87,19 @@ def _run_round(run: RunDir, settings: LoopSettings, number: int) -> None:
             if not number and stage.name in BEFORE_TRAINING:
                 require_splits(settings)
             facts = _before_export(run, settings, stage) if stage.name == "export" else {}
-            if run_stage(run, stage, launch_of(settings, stage), **facts):
-                break
+            launch = launch_of(settings, stage)
+            if run_stage(run, stage, launch, **facts) and not _is_done(run, stage):
+                raise _not_waited_for(stage)
+
+
+def _not_waited_for(stage: Stage) -> ConfigError:
+    """The launcher has put the command into a queue and does not wait for it."""
+    return ConfigError(
+        f"{stage.name} of round {stage.number} is not done, though what started it ended with "
+        "exit code 0",
+        "--launch must wait for the command and end with its exit code, as sbatch --wait and srun "
+        "do. If the job is queued now, let it end or cancel it, then start the loop again.",
+    )
 
 
 def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def test_skipping_counts_bad_lines_and_shows_the_first(tmp_path, run_json):
     db = tmp_path / "new.db"
     report = run_json("import", path, "--db", db, "--on-error", "skip")
     assert (report["lines"], report["new_prompts"], report["bad_lines"]) == (9, 2, 7)
-    assert len(report["first_bad"]) == 5
+    assert len(report["first_bad"]) == report["bad_lines"] == 7
     assert report["first_bad"][0].startswith(f"{path}:2: ")
 
 

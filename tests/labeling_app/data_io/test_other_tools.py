@@ -15,6 +15,7 @@ from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.jsonl import BadLineError
 
 TEXTS = {"response_1": "no", "response_2": "yes", "response_3": "maybe"}
+BY_U1 = {"user_id": "u1", "status": "submitted"}
 ARGILLA = {
     "id": "7",
     "fields": {"prompt": "Hi?", **TEXTS},
@@ -22,10 +23,10 @@ ARGILLA = {
     "suggestions": {"preference": {"value": ["response_1"], "score": None, "agent": "m"}},
     "responses": {
         "preference": [
-            {"value": ["response_2", "response_3", "response_1"], "user_id": "u1"},
-            {"value": ["response_1", "response_2", "response_3"], "user_id": "u2"},
+            {"value": ["response_2", "response_3", "response_1"], **BY_U1},
+            {"value": ["response_1", "response_2", "response_3"], **BY_U1, "user_id": "u2"},
         ],
-        "comment": [{"value": "hard", "user_id": "u1"}],
+        "comment": [{"value": "hard", **BY_U1}],
     },
     "vectors": {},
     "_server_id": "s",
@@ -88,10 +89,17 @@ def test_columns_of_argilla_are_read_and_drafts_are_left_out() -> None:
     assert judged(FLAT) == [("argilla-u1", [["yes"], ["no"]])]
 
 
+@pytest.mark.parametrize("status", ["draft", "discarded"])
+def test_a_record_whose_answers_were_not_submitted_is_a_task(status: str) -> None:
+    assert judged({**FLAT, "best.responses.status": [status] * 2}) == []
+    said = {"preference": [{"value": ["response_1"], "user_id": "u1", "status": status}]}
+    assert judged({**ARGILLA, "responses": said}) == []
+
+
 def test_equal_ranks_of_argilla_tie() -> None:
     ranks = [{"value": "response_1", "rank": 2}, {"value": "response_2", "rank": 1}]
     ranks.append({"value": "response_3", "rank": 2})
-    said = {"preference": [{"value": ranks, "user_id": "u1"}]}
+    said = {"preference": [{"value": ranks, **BY_U1}]}
     assert judged({**ARGILLA, "responses": said}) == [("argilla-u1", [["yes"], ["no", "maybe"]])]
 
 
@@ -117,7 +125,15 @@ REFUSED = {
     "two groups": ({**ARGILLA, "fields": TWO_GROUPS}, "Several groups of fields"),
     "no prompt": ({**ARGILLA, "fields": {"x": "Hi?", "y": "Ho", **TEXTS}}, "is the prompt"),
     "two prompts": ({**ARGILLA, "fields": {"prompt": "a", "query": "b", **TEXTS}}, "is the prompt"),
-    "ratings": ({**ARGILLA, "responses": {"q": [{"value": 3, "user_id": "u"}]}}, "names the resp"),
+    "ratings": ({**ARGILLA, "responses": {"q": [{"value": 3, **BY_U1}]}}, "names the resp"),
+    "no status": (
+        {**ARGILLA, "responses": {"q": [{"value": ["response_1"], "user_id": "u1"}]}},
+        r"the status None, so it may be a draft\n  Argilla's to_json leaves the status out",
+    ),
+    "no column of statuses": (
+        {name: value for name, value in FLAT.items() if name != "best.responses.status"},
+        "the status None",
+    ),
     "no users": ({**FLAT, "best.responses.users": []}, r"2 answers, and best.* has 0 entries"),
     "few states": ({**FLAT, "best.responses.status": ["submitted"]}, "status has 1 entries"),
     "no list": ({**FLAT, "best.responses": 5}, "best.responses must be a list, found 5"),

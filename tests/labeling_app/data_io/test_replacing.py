@@ -19,7 +19,7 @@ from labeling_app.db.queue import Submission
 from labeling_app.db.store import Store
 from rlhf.cli import main
 from tests.labeling_app.data_io.test_imported_judgments import pairwise, work_of
-from tests.labeling_app.data_io.test_other_tools import ARGILLA
+from tests.labeling_app.data_io.test_other_tools import ARGILLA, BY_U1
 
 FIRST = [pairwise(1, ("ann", "left"), ("bob", "left")), pairwise(2, ("ann", "left"))]
 # Ann has changed the first, bob has withdrawn his, and there is a third.
@@ -98,7 +98,7 @@ def test_what_a_later_file_has_again_is_back(store, add):
 
 def test_argilla_says_no_times_and_may_return_to_an_earlier_order(store, add):
     def order(*names: str) -> list[dict]:
-        said = {"preference": [{"value": [f"response_{n}" for n in names], "user_id": "u1"}]}
+        said = {"preference": [{"value": [f"response_{n}" for n in names], **BY_U1}]}
         return [{**ARGILLA, "responses": said}]
 
     for names in ("123", "321", "123"):

@@ -189,3 +189,4 @@ def test_checks_and_what_one_person_is_asked_again_leave_nothing_open(imported):
         rank(queue, "ann", task, "good")
     # Eleven plain ones are done; the repeat on the screen is nobody else's work.
     assert num_open(imported.connections) == imported.counts()["open"] == 19
+    assert "<dd>19 of 30</dd>" in quality_page(imported)  # not of the checks and the repeat, too

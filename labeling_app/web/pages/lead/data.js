@@ -16,9 +16,16 @@ function parsed(text) {
   try { return JSON.parse(text); } catch { return undefined; }
 }
 
-// One JSON array or object, or lines: those that are no JSON are prompts. An array stays as it is,
+// The head of a table, with a column for prompts.
+function isTable(text) {
+  const head = text.split('\n', 1)[0].split(',').map(name => name.trim().replace(/^"(.*)"$/, '$1'));
+  return head.length > 1 && head.includes('prompt') && text.includes('\n');
+}
+
+// A table; one JSON array or object; or lines: those that are no JSON are prompts. An array stays as it is,
 // so that its numbers do; a broken one is sent, too, and the server says where.
 function pastedFile(text) {
+  if (isTable(text)) return new File([text], 'pasted.csv');
   const whole = parsed(text);
   if (whole && typeof whole === 'object' && !Array.isArray(whole) && !text.trim().includes('\n')) {
     return new File([text.trim()], 'pasted.jsonl');
@@ -63,13 +70,17 @@ function cell(row, text, tag = 'td') {
   return added;
 }
 
+function list(where, texts) {
+  where.replaceChildren(...texts.map(text => cell(where, text, 'li')));
+  where.hidden = !texts.length;
+}
+
 function show(found, name) {
   const lines = `${found.lines.toLocaleString('en')} ${found.lines === 1 ? 'line' : 'lines'}`;
   preview.querySelector('h3').textContent =
     `${name}: ${found.is_whole ? lines : `the first ${lines}`}, ${found.bad_lines.toLocaleString('en')} bad`;
-  const bad = preview.querySelector('.bad');
-  bad.replaceChildren(...found.first_bad.map(text => cell(bad, text, 'li')));
-  bad.hidden = preview.querySelector('.choice').hidden = !found.bad_lines;
+  list(preview.querySelector('.bad'), found.first_bad);
+  preview.querySelector('.choice').hidden = found.is_whole && !found.bad_lines;
   const body = preview.querySelector('tbody');
   body.replaceChildren();
   for (const shown of found.rows) {
@@ -89,7 +100,9 @@ function show(found, name) {
 one('.choose').addEventListener('submit', async event => {
   event.preventDefault();
   const pasted = one('#pasted').value.trim();
-  const file = one('#file').files[0] || (pasted && pastedFile(pasted));
+  const chosen = one('#file').files[0];
+  if (chosen && pasted) return say({ error: 'Choose a file or paste lines, not both.' });
+  const file = chosen || (pasted && pastedFile(pasted));
   if (!file) return say({ error: 'Choose a file, or paste lines.' });
   say({});
   preview.hidden = true;
@@ -110,7 +123,9 @@ preview.addEventListener('click', async event => {
   const begun = await post('/lead/data/import', { ...upload, leave_out: leaveOut });
   if (begun.error) return say(begun);
   event.target.disabled = true;
-  if (!(await follow()).error) {
+  if ((await follow()).error) {
+    preview.querySelector('.choice').hidden = false; // a bad line may lie beyond the preview
+  } else {
     preview.hidden = true;
     one('.choose').reset();
   }
@@ -129,6 +144,8 @@ async function follow() {
     }
     progress('');
     if (!state.error) await renew();
+    one('.last')?.remove();
+    list(one('.left-out'), state.left_out || []);
     say(state);
     return state;
   }

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import json
+import os
 import tempfile
 import zipfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from labeling_app.data_io.reading import Part, read_rows
 from labeling_app.db.store import Store
 from labeling_app.web.lead import data
 from rlhf.cli import main
+from tests.labeling_app.db.test_disk_full import fill_up, small_disk  # noqa: F401
 
 HOSTILE = "<script>window.hacked = 1</script>${window.hacked = 1}"
 GOOD = {"prompt": HOSTILE, "responses": ["good", "bad"], "tiers": [[0], [1]]}
@@ -234,8 +236,44 @@ def test_bad_lines_are_listed_and_left_out_only_if_asked(ask, store):
 def test_bad_lines_are_left_out_if_asked(ask, store):
     content = jsonl(GOOD, {"prompt": 3}, {"prompt": "Hi?"})
     _, state = ask(importing("mine.jsonl", content, leave_out="yes"))
-    assert "1 lines left out, the first: mine.jsonl:2: " in state["say"]
+    assert state["say"].endswith(" Lines left out: 1.")
+    [left_out] = state["left_out"]
+    assert left_out.startswith("mine.jsonl:2: ")
     assert store.counts()["prompts"] == 2
+
+
+def test_the_last_import_and_what_it_left_out_stay_on_the_page(ask):
+    async def run(client: httpx.AsyncClient) -> str:
+        content = jsonl(GOOD, {"prompt": 3, "note": HOSTILE})
+        await importing("mine.jsonl", content, leave_out="yes")(client)
+        return (await client.get("/lead/data")).text
+
+    page = ask(run)
+    assert "Your last import: Imported mine.jsonl: 1 prompts" in page
+    assert "<li>mine.jsonl:2: " in page
+
+
+def test_a_piece_that_a_full_disk_took_in_part_is_written_again(small_disk, monkeypatch, ask):  # noqa: F811
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+
+    async def run(client: httpx.AsyncClient) -> list[httpx.Response]:
+        content = jsonl(*[GOOD] * 400)
+        begun = await client.post(
+            "/lead/data/upload", json={"name": "m.jsonl", "size": len(content)}
+        )
+        one = begun.json()["id"]
+        fill_up(small_disk)
+        os.truncate(small_disk / "filler", (small_disk / "filler").stat().st_size - 8192)
+        refused = await client.post(f"/lead/data/upload/{one}/0", content=content)
+        (small_disk / "filler").unlink()
+        again = await client.post(f"/lead/data/upload/{one}/0", content=content)
+        return [refused, again, await client.post("/lead/data/preview", json={"id": one})]
+
+    refused, again, shown = ask(run)
+    assert refused.status_code == 507
+    assert "No space left on device" in refused.json()["error"]
+    assert again.status_code == 200
+    assert (shown.json()["lines"], shown.json()["bad_lines"]) == (400, 0)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

@@ -212,6 +212,9 @@ def test_presses_at_once_start_one_loop_which_outlives_the_server(process: LoopP
     status = status_of(process)
     assert (status.name, status.may_start) == ("failed", "Resume")
     assert status.words == "Failed: StageFailedError: rlhf import of round 0 ended with exit code 2"
+    with locked(process.file.out, ""):  # somebody has started it again, in a shell
+        assert process.exit_code is None
+    assert process.exit_code is None  # that loop's end is not known here
     log = process.log()
     assert sum("Round 0: rlhf import" in line for line in log) == 1
     assert any(line.startswith("error No such file") for line in log)
