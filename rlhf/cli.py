@@ -33,7 +33,13 @@ from rlhf.config import missing_inputs, to_plain, to_yaml
 from rlhf.config.paths import with_new_flags
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, InputError, LostPeerError, MismatchError, RlhfError
-from rlhf.ranks import exit_process, is_main_process, world_size
+from rlhf.ranks import (
+    end_with_parent,
+    exit_process,
+    is_in_group,
+    is_main_process,
+    world_size,
+)
 from rlhf.run.watchdog import reporting_to_loop
 
 COMMANDS = {
@@ -124,6 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     if arguments is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers stop jobs with it
+        if is_in_group():
+            end_with_parent()
     try:
         code = _run(tokens)
     except KeyboardInterrupt:  # while the commands are imported

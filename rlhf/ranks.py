@@ -1,10 +1,13 @@
 """The rank of this process, from the variables that torchrun and accelerate set, and its exit."""
 
 import atexit
+import ctypes
 import os
+import signal
 import sys
 from typing import NoReturn
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ATTEMPT = "RLHF_ATTEMPT"
 
 
@@ -21,6 +24,21 @@ def world_size() -> int:
 def is_main_process() -> bool:
     """True in the one process that prints messages; callable before the group exists."""
     return rank() == 0
+
+
+def end_with_parent() -> None:
+    """Let the system send this process SIGTERM when the one that started it is killed.
+
+    Otherwise the processes of a group would go on without their launcher, and hold the devices and
+    the run folder. Only Linux can do it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def is_in_group() -> bool:
+    """Whether --processes, torchrun or accelerate has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def exit_process(code: int) -> NoReturn:

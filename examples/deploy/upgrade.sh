@@ -56,4 +56,4 @@ switch_to "$new"
 systemctl start "$service" || roll_back
 answers || roll_back
 echo "$(basename "$new") answers. To go back: systemctl stop $service; ln -sfn $old $root/current;" \
-    "cp $copy $database; systemctl start $service"
+    "rm -f $database-wal $database-shm; cp $copy $database; systemctl start $service"

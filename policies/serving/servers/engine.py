@@ -1,6 +1,5 @@
 """The model server behind the proxy as a child process: transformers' own, or vLLM's."""
 
-import ctypes
 import json
 import os
 import shutil
@@ -19,13 +18,13 @@ import httpx
 
 from policies.serving.settings import Engine
 from rlhf.errors import InputError
+from rlhf.ranks import end_with_parent
 
 POLL_SECONDS = 0.2
 HEALTH_SECONDS = 5.0
 STOP_SECONDS = 20.0
 MAX_PAUSE_SECONDS = 60.0
 HEALTHY_SECONDS = 60.0  # a server that ran for so long is started again at once
-PR_SET_PDEATHSIG = 1
 STDERR = 2  # stdout is for the result of the command
 
 
@@ -147,7 +146,7 @@ class EngineProcess:
             stdin=subprocess.DEVNULL,
             stdout=STDERR if "vllm" in self._command[0] else subprocess.DEVNULL,
             process_group=0,  # a Ctrl-C reaches only the proxy, which ends the group
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=end_with_parent,  # nobody could reach it without the proxy
         )
 
     def _answers(self) -> bool:
@@ -156,11 +155,6 @@ class EngineProcess:
             return httpx.get(url, timeout=HEALTH_SECONDS, trust_env=False).is_success
         except httpx.HTTPError:
             return False
-
-
-def _end_with_parent() -> None:
-    """Let the system end a child when the proxy is killed: nobody could reach it any more."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _free_port() -> int:

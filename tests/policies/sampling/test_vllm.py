@@ -1,9 +1,12 @@
 """vLLM samples what the policy of the moment says. Runs where it is installed: `make test-vllm`."""
 
 import json
+import os
 import random
 import re
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,8 @@ from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
+from rlhf.run.rundir import RunDir
+from rlhf.run.watchdog import read_heartbeats
 from tests.conftest import build_tiny_model
 from tests.pipeline.loop import SHORT, write_prompts
 from tests.pipeline.test_resume import kill_when
@@ -226,6 +231,10 @@ def test_two_processes_share_an_engine_and_gather_no_model(
         torch.testing.assert_close(value, weights[1][name], rtol=0, atol=1e-4)
     forget_killed_engines()
     kill_when(training.arguments(killed, *shared, steps=5), killed / "metrics.jsonl", lines=2)
+    for beat in read_heartbeats(RunDir(killed).heartbeat):  # the launcher alone is dead
+        with suppress(ProcessLookupError):
+            os.kill(beat.pid, signal.SIGKILL)
+    assert RunDir(killed).read_stage()["status"] != "done"
     forget_killed_engines()
     done = run_process(*training.arguments(killed, *shared, "--resume", steps=5))
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from rlhf.errors import ConfigError
 from rlhf.parallel import distributed
 from rlhf.ranks import is_main_process
+from rlhf.run.rundir import RunDir
+from rlhf.run.watchdog import process_has_ended, read_heartbeats
 
 MAIN = """
 import sys
@@ -24,6 +27,13 @@ except RlhfError as error:
     print("error", error, file=sys.stderr)
     sys.exit(error.exit_code)
 """
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float = 120) -> None:
+    limit = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
 
 
 def run_group(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
@@ -236,3 +246,21 @@ def test_groups_of_groups_wait_as_long_as_the_watchdog_needs(tmp_path: Path) -> 
     done = run_group(tmp_path, GROUPS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["2 True (2, 1)"] * 2  # all processes, and its own row
+
+
+def test_processes_whose_launcher_was_killed_save_their_state_and_end(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """They would hold the devices and the folder, and finish a run that somebody resumes."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    prompts.write_text("".join(f'{{"prompt": "Is it {n}?"}}\n' for n in range(4000)))
+    words = ["reference", "--prompts", str(prompts), "--model", str(tiny_model)]
+    words += ["--out", str(out), "--max-new-tokens", "16", "--processes", "2"]
+    with (tmp_path / "said").open("wb") as said:
+        launcher = subprocess.Popen([sys.executable, "-m", "rlhf.cli", *words], stderr=said)
+    beats = RunDir(out).heartbeat
+    wait_until(lambda: len(read_heartbeats(beats)) == 2)
+    launcher.kill()
+    launcher.wait()
+    wait_until(lambda: all(map(process_has_ended, read_heartbeats(beats))))
+    assert RunDir(out).read_stage()["status"] == "interrupted", (tmp_path / "said").read_text()
