@@ -121,7 +121,7 @@ def _is_submitted(answer: JsonObject) -> bool:
             "Argilla's to_json leaves the status out. Export with to_datasets().to_json(…), or add "
             '"status": "submitted" to every answer that counts.',
         )
-    return status == "submitted"
+    return bool(status == "submitted")
 
 
 def _ranked(value: Any, names: Sequence[str]) -> Tiers | None:
