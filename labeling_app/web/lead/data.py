@@ -215,7 +215,8 @@ def add_data_page(app: FastAPI, frame: LeadFrame, store: Store, max_upload_bytes
             return JSONResponse({"error": f"{error.problem}. {error.remedy}"}, status_code=400)
         except OSError as error:
             problem = f"The server could not store the file: {error.strerror}."
-            return JSONResponse({"error": f"{problem} Mend that, then try again."}, status_code=507)
+            remedy = "Ask whoever runs the server to make room, then try again."
+            return JSONResponse({"error": f"{problem} {remedy}"}, status_code=507)
         return JSONResponse({"received": upload.received})
 
     _add_export(app, page, shown)
