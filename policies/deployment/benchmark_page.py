@@ -1,10 +1,11 @@
 """report.html of `rlhf benchmark`: a picture and a table. It opens offline and runs no script."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -19,10 +20,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def write_page(path: Path, report: Mapping[str, Any]) -> None:
     """Write the page of a report, as report.json holds it."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
-    )
-    page = environment.get_template("benchmark.html").render(
+    page = _template().render(
         report=report,
         kinds={
             kind: rows
@@ -32,6 +30,15 @@ def write_page(path: Path, report: Mapping[str, Any]) -> None:
         picture=to_data_uri(draw(report["rows"])),
     )
     write_text_atomically(path, lambda stream: stream.write(page))
+
+
+@cache
+def _template() -> Template:
+    """The page's template, compiled once."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("benchmark.html")
 
 
 def draw(rows: Rows) -> Figure:

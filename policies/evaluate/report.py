@@ -50,10 +50,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from policies.evaluate import plots
@@ -211,16 +212,8 @@ def with_verdict(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def render(content: Mapping[str, Any]) -> str:
     """The page of a `build_content`."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["script_hash"] = _script_hash
     judge = content["verdict"]["judge"]
-    page = environment.get_template("report.html").render(
+    page = _template().render(
         report=content,
         judge=judge,
         judges=_judges(content),
@@ -236,6 +229,20 @@ def render(content: Mapping[str, Any]) -> str:
         few_prompts=FEW_PROMPTS,
     )
     return page + "\n"
+
+
+@cache
+def _template() -> Template:
+    """The page's template; compiling it takes longer than filling it in."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["script_hash"] = _script_hash
+    return environment.get_template("report.html")
 
 
 def _judges(content: Mapping[str, Any]) -> list[str]:

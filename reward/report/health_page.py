@@ -5,12 +5,13 @@ Texts come from models and people: they are escaped, and the page allows no scri
 
 import base64
 from collections.abc import Mapping, Sequence
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -32,11 +33,8 @@ def write_page(path: Path, report: Mapping[str, Any], rewards: Sequence[float]) 
         rewards: normalized rewards of the responses that fixed the scale; without a training, of
             all responses.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
-    )
     curve = report.get("learning_curve")
-    page = environment.get_template("report.html").render(
+    page = _template().render(
         report=report,
         health=report["health"],
         worst=report["worst"],
@@ -48,6 +46,15 @@ def write_page(path: Path, report: Mapping[str, Any], rewards: Sequence[float]) 
         histogram=_data_uri(draw_histogram(rewards)),
     )
     write_text_atomically(path, lambda stream: stream.write(page))
+
+
+@cache
+def _template() -> Template:
+    """The page's template, compiled once."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("report.html")
 
 
 def draw_reliability(bins: Sequence[Mapping[str, float]]) -> Figure:

@@ -34,6 +34,7 @@ PASSWORD_PATH = "/password"
 COOKIE = "rlhf_session"
 MAX_FORM_BYTES = 10_000
 PAGES = Path(__file__).parents[1] / "pages"
+TEMPLATES = Environment(loader=FileSystemLoader(PAGES), autoescape=True)
 
 FindUser = Callable[[Request], User | None]
 
@@ -230,8 +231,7 @@ def password_page(
 
 
 def _page(template: str, status_code: int, **values: str | bool) -> HTMLResponse:
-    templates = Environment(loader=FileSystemLoader(PAGES), autoescape=True)
-    answer = html_page(templates.get_template(template).render(values), status_code)
+    answer = html_page(TEMPLATES.get_template(template).render(values), status_code)
     if status_code == 429:
         answer.headers["retry-after"] = "5"
     return answer
