@@ -4,6 +4,7 @@ python -m tests.pipeline.processes.loading TINY REWARD LARGE ROUNDED BROKEN OUT 
 writes what it found as OUT.RANK.
 """
 
+import ctypes
 import gc
 import json
 import re
@@ -30,7 +31,13 @@ from tests.settings import ppo_settings
 
 TEXT = [[5, 6, 7, 8]]
 SIGNAL = f"signal:{VOWELS}"
+M_MMAP_THRESHOLD = -3  # malloc.h
 LoadModel = Callable[[Held], PreTrainedModel]
+
+
+def return_what_is_freed() -> None:
+    """Let memory of more than 128 KiB go back to the system as soon as it is freed."""
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 131072)
 
 
 def adapted(folder: str, held: Held) -> PreTrainedModel:
@@ -113,6 +120,7 @@ def refusal(folder: str) -> str:
 
 
 def main(tiny: str, reward: str, large: str, rounded: str, broken: str, out: str) -> None:
+    return_what_is_freed()
     accelerator = start("fp32", 0)
     fsdp = Sharding("fsdp")
     cases: dict[str, tuple[LoadModel, Any, Sharding]] = {

@@ -23,7 +23,7 @@ from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding, prepare, unwrap
 from rlhf.parallel.weight_files import WeightFiles
 from rlhf.ranks import exit_process, rank
-from tests.pipeline.processes.loading import memory
+from tests.pipeline.processes.loading import memory, return_what_is_freed
 from tests.pipeline.processes.state import full_state
 
 
@@ -91,6 +91,7 @@ def growth(accelerator: Accelerator, tiny: str, large: str, out: Path) -> int:
 
 
 def main(tiny: str, large: str, out: str, only: str = "") -> None:
+    return_what_is_freed()
     accelerator = start("fp32", 0)
     folder = Path(out)
     if only:

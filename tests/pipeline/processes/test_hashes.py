@@ -1,10 +1,7 @@
 """Of two processes the main one hashes models, rankings and stores; the other believes it."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from rlhf.cli import main
 from rlhf.records import fingerprints
 from tests.policies.training import TrainingInputs, build_training
 from tests.reward.conftest import build_record, export
-from tests.servers.commands import REPOSITORY
+from tests.servers.commands import run_group
 
 PROGRAM = """
 import contextlib, io, json, os, sys
@@ -30,14 +27,17 @@ def noting(plain):
         return plain(*inputs)
     return call
 
-fingerprints.file_hash = noting(fingerprints.file_hash)  # before others import it
 from policies.reference import shards
+from rlhf.cli import main
+file_hash = fingerprints.file_hash
+for module in list(sys.modules.values()):  # also those that have imported it already
+    if getattr(module, "__dict__", {}).get("file_hash") is file_hash:
+        module.file_hash = noting(file_hash)
 plain = shards.require_unchanged
 def check(path, *inputs, **named):
     hashed.append(str(path))
     return plain(path, *inputs, **named)
 shards.require_unchanged = check
-from rlhf.cli import main
 from rlhf.ranks import exit_process, rank
 
 found = []
@@ -57,10 +57,8 @@ def run_two(folder: Path, commands: list[list[str]]) -> list[list[dict[str, Any]
     program, words = folder / "program.py", folder / "commands.json"
     program.write_text(PROGRAM, encoding="utf-8")
     words.write_text(json.dumps(commands), encoding="utf-8")
-    launch = "import sys; from rlhf.parallel.distributed import run_processes; "
-    launch += "sys.exit(run_processes(sys.argv[1:], 2))"
-    command = [sys.executable, "-c", launch, sys.executable, str(program), str(words)]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    done = run_group(2, program, words)
+    assert done.returncode == 0, done.stderr
     return [json.loads(words.with_suffix(f".{rank}").read_text()) for rank in (0, 1)]
 
 

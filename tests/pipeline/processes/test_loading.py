@@ -1,9 +1,6 @@
 """Under FSDP the main process reads a model and sends it one layer at a time."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,16 +9,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf.modeling.models import new_reward_model
 from tests.conftest import build_tiny_model
-from tests.servers.commands import REPOSITORY
+from tests.servers.commands import run_group
 
 WIDTH, INNER, LAYERS = 512, 2048, 12
 LAYER_BYTES = 4 * (4 * WIDTH**2 + 3 * WIDTH * INNER)  # 17 MB; embeddings and norms are small
 MEGABYTE = 2**20
-ENVIRONMENT = {
-    "PYTHONPATH": str(REPOSITORY),
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": "131072",  # what is freed goes back at once
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +39,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     large.to(torch.bfloat16).save_pretrained(folder / "rounded")
     names = (tiny, *(folder / one for one in ("reward", "large", "rounded")), broken)
     names = (*names, folder / "found")
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    done = subprocess.run(
-        [sys.executable, *command, "tests.pipeline.processes.loading", *map(str, names)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-        env={**os.environ, **ENVIRONMENT},
-    )
+    done = run_group(2, "-m", "tests.pipeline.processes.loading", *names)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"found.{rank}").read_text()) for rank in (0, 1)]
 

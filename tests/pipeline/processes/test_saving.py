@@ -1,42 +1,26 @@
 """A sharded model is saved weight by weight, into the files of one that is gathered whole."""
 
 import json
-import os
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import build_tiny_model
-from tests.servers.commands import REPOSITORY
+from tests.servers.commands import Command, finish_group, start_group
 
 WIDTH, INNER, LAYERS = 512, 2048, 6
 LARGEST = 4 * WIDTH * INNER  # bytes of the largest weight, 4 MB
 LARGE = 4 * LAYERS * (4 * WIDTH**2 + 3 * WIDTH * INNER)  # 100 MB
 MEGABYTE = 2**20
-COMMAND = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-ENVIRONMENT = {
-    "PYTHONPATH": str(REPOSITORY),
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": "131072",  # what is freed goes back at once
-}
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    words = [sys.executable, *COMMAND, "tests.pipeline.processes.saving", *map(str, arguments)]
-    return subprocess.Popen(
-        words,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, **ENVIRONMENT},
-    )
+def start(*arguments: str | Path) -> list[Command]:
+    return start_group(2, "-m", "tests.pipeline.processes.saving", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +43,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the program has saved."""
     folder = tmp_path_factory.mktemp("saved")
-    program = start(models / "tiny", models / "start", folder)
-    _, errors = program.communicate()
-    assert program.returncode == 0, errors[-4000:]
+    done = finish_group(start(models / "tiny", models / "start", folder))
+    assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
 
@@ -96,15 +79,15 @@ def test_a_reward_model_that_differs_when_read_again_is_found_out(folder: Path) 
 def test_a_kill_in_the_middle_leaves_nothing_under_the_final_name(
     models: Path, tmp_path: Path
 ) -> None:
-    program = start(models / "tiny", models / "start", tmp_path, "killed")
+    group = start(models / "tiny", models / "start", tmp_path, "killed")
     partial = tmp_path / ".killed.partial" / "model.safetensors"
     limit = time.monotonic() + 300
-    while time.monotonic() < limit and program.poll() is None:
+    while time.monotonic() < limit and all(one.poll() is None for one in group):
         if partial.is_file() and partial.stat().st_size > LARGE / 4:
             break
         time.sleep(0.001)
-    for process in psutil.Process(program.pid).children(recursive=True):
+    for process in group:
         process.kill()
-    program.communicate()
+    assert [process.wait() for process in group] == [-signal.SIGKILL] * 2
     assert partial.is_file()
     assert not (tmp_path / "killed").exists()

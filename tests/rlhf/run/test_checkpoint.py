@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ from accelerate import Accelerator
 
 from rlhf.errors import InputError
 from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
+from tests.servers.commands import run_program
 
 
 class Loop:
@@ -145,11 +144,13 @@ checkpoint.save_checkpoint(accelerator, folder, 2, {"good": True}, keep=1)
 def test_a_kill_in_the_middle_of_a_save_leaves_a_usable_checkpoint(
     tmp_path: Path, moment: str, step: int
 ) -> None:
-    words = [sys.executable, "-c", KILLED, str(tmp_path), moment]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    run = tmp_path / "run"
+    program = tmp_path / "program.py"
+    program.write_text(KILLED, encoding="utf-8")
+    done = run_program(program, run, moment)
     assert done.returncode == -9, done.stderr
     loop = Accelerator(cpu=True)
     loop.prepare(torch.nn.Linear(3, 1))
-    assert load_checkpoint(loop, tmp_path) == {"step": step, "good": True}
-    save_checkpoint(loop, tmp_path, 3, {}, keep=1)
-    assert names(tmp_path)[-2:] == ["latest", "step-000003"]
+    assert load_checkpoint(loop, run) == {"step": step, "good": True}
+    save_checkpoint(loop, run, 3, {}, keep=1)
+    assert names(run)[-2:] == ["latest", "step-000003"]

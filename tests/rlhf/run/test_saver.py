@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +20,7 @@ from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.run.checkpoint import Snapshot, load_checkpoint, newest_checkpoint
 from rlhf.run.saving.saver import Saver
 from tests.rlhf.run.test_checkpoint import Loop, names
+from tests.servers.commands import run_program
 
 SECONDS = 2.0  # longer than a busy machine may let this process wait
 
@@ -169,12 +168,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_kill_in_the_middle_leaves_the_one_before(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", KILLED, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    run = tmp_path / "run"
+    program = tmp_path / "program.py"
+    program.write_text(KILLED, encoding="utf-8")
+    done = run_program(program, run)
     assert done.returncode == -9, done.stderr
     loop = Accelerator(cpu=True)
     loop.prepare(torch.nn.Linear(3, 1))
-    assert load_checkpoint(loop, tmp_path) == {"step": 1, "good": True}
+    assert load_checkpoint(loop, run) == {"step": 1, "good": True}
 
 
 def test_deepspeed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

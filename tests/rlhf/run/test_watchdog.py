@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,24 +14,23 @@ from rlhf.run.watchdog import (
     reporting_rank,
     watching,
 )
+from tests.servers.commands import Command, finish_group, start_group
 
-REPOSITORY = Path(__file__).parents[3]
 
-
-def start_two(tmp_path: Path, program: str) -> tuple[Path, subprocess.Popen[str]]:
+def start_two(tmp_path: Path, program: str) -> tuple[Path, list[Command]]:
     """A run folder in which two processes execute a program."""
     file, run = tmp_path / "program.py", tmp_path / "run"
     write_json(run / "stage.json", {"stage": "ppo", "status": "running"})
     file.write_text(program, encoding="utf-8")
-    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    return run, subprocess.Popen(
-        [*agent, str(file), str(run)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    return run, start_group(2, file, run)
+
+
+def finish(group: list[Command]) -> tuple[list[int | None], str, str]:
+    """Exit codes, outputs and errors, once all have ended; the others are killed after the first
+    that fails, as torchrun does."""
+    errors = finish_group(group).stderr
+    codes = [process.returncode for process in group]
+    return codes, "".join(process.communicate()[0] for process in group), errors
 
 
 HANG = """
@@ -89,15 +85,14 @@ def test_the_rank_that_hangs_is_named_within_timeout_and_ten_seconds(
         time.sleep(0.05)
     error = json.loads((run / "stage.json").read_text())["error"]
     host, pid = (json.loads(second.read_text())[name] for name in ("host", "pid"))
+    assert pid == group[1].pid
     assert error.startswith(
         f"No progress for 3 seconds: rank 1 ({host}, process {pid}) is stuck in 'updating' of "
         "step 2\n  The stacks of all ranks are in "
     )
-    if "SIGSTOP" in hang:
-        os.kill(pid, 9)  # the agent would wait half a minute for it
-    _, shown = group.communicate(timeout=60)
-    assert f"error {error.splitlines()[0]}" in shown
-    assert "exitcode  : 75" in shown
+    codes, _, errors = finish(group)
+    assert f"error {error.splitlines()[0]}" in errors
+    assert codes[0] == 75
     assert waits_in in (run / "heartbeat" / "rank-00000.stack").read_text()
     if "SIGSTOP" not in hang:
         assert "program.py" in (run / "heartbeat" / "rank-00001.stack").read_text()
@@ -128,9 +123,10 @@ def test_a_rank_that_waits_for_a_working_one_is_not_stalled_until_that_one_is(
     tmp_path: Path, then: str
 ) -> None:
     run, group = start_two(tmp_path, WAITING.format(then=then))
-    shown, _ = group.communicate(timeout=180)
+    codes, shown, _ = finish(group)
     stage = json.loads((run / "stage.json").read_text())
-    assert (stage["status"], group.returncode) == (("interrupted", 1) if then else ("running", 0))
+    assert stage["status"] == ("interrupted" if then else "running")
+    assert codes[1] == (75 if then else 0)
     assert shown.count("ended well") == (0 if then else 2)
     if then:
         assert stage["error"].startswith("No progress for 6 seconds: rank 0 (")
@@ -208,19 +204,19 @@ def test_a_rank_on_cuda_that_reads_the_result_of_a_working_one_is_not_stalled(
     tmp_path: Path,
 ) -> None:
     _, group = start_two(tmp_path, READING)
-    shown, _ = group.communicate(timeout=60)
-    assert (shown.count("ended well"), group.returncode) == (2, 0), shown
+    codes, shown, errors = finish(group)
+    assert (shown.count("ended well"), codes) == (2, [0, 0]), errors
 
 
 def test_a_hung_rank_on_cuda_ends_a_run_whose_ranks_work_on_their_own(tmp_path: Path) -> None:
     alone = READING.replace("3.0)", "3.0, in_step=False)").replace("range(60 ", "range(600 ")
     began = time.monotonic()
     _, group = start_two(tmp_path, alone)
-    _, shown = group.communicate(timeout=60)
+    codes, _, errors = finish(group)
     assert time.monotonic() - began < 45  # the working rank alone takes 60 s
-    assert "exitcode  : 75" in shown
-    assert "No progress for 3 seconds: rank 1 (" in shown
-    assert "rank 0 (" not in shown.partition("The stacks of all ranks")[0]
+    assert codes[1] == 75
+    assert "No progress for 3 seconds: rank 1 (" in errors
+    assert "rank 0 (" not in errors.partition("The stacks of all ranks")[0]
 
 
 def test_one_rank_alone_is_the_slow_one() -> None:

@@ -1,9 +1,6 @@
 """Policy and critic in two processes: what is gathered, what is not, and whole commands."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,7 @@ import pytest
 from rlhf.planning.planner import read_shape
 from rlhf.run.rundir import RunDir
 from tests.policies.training import TrainingInputs, metrics_of
-from tests.servers.commands import REPOSITORY
+from tests.servers.commands import run_group
 
 STEPS = 2
 PROGRAM = """
@@ -70,12 +67,8 @@ def runs(training: TrainingInputs, tmp_path_factory: pytest.TempPathFactory) -> 
     }
     (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
     (folder / "seen.json").write_text(json.dumps(commands), encoding="utf-8")
-    launch = "import sys; from rlhf.parallel.distributed import run_processes; "
-    launch += "sys.exit(run_processes(sys.argv[1:], 2))"
-    words = [sys.executable, "-c", launch, sys.executable]
-    words += [str(folder / "program.py"), str(folder / "seen.json")]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"}
-    subprocess.run(words, check=True, env=environment)
+    done = run_group(2, folder / "program.py", folder / "seen.json")
+    assert done.returncode == 0, done.stderr
     return folder
 
 
