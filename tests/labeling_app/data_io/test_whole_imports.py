@@ -1,8 +1,6 @@
 """An import is stored bit by bit, seen when it is whole, and leaves nothing when it is not."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ from rlhf.records.schema import Ranking
 from tests.labeling_app.conftest import build_prompt, build_responses
 from tests.labeling_app.data_io.lines import write
 from tests.labeling_app.data_io.test_bad_lines import exported
+from tests.servers.commands import Command, start_process
 
 TABLES = ("prompts", "responses", "rankings", "annotators", "tasks", "imports", "import_tasks")
 
@@ -229,12 +228,11 @@ def test_stop_stops_at_an_empty_response(tmp_path, refused):
 # ---------------------------------------------------------------------------------------- killed
 
 
-def start_import(path: Path, db: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rlhf.cli", "import", str(path), "--db", str(db)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start_import(path: Path, db: Path) -> Command:
+    return start_process("import", path, "--db", db)
 
 
-def wait_until(process: "subprocess.Popen[str]", is_time: Callable[[], bool]) -> None:
+def wait_until(process: Command, is_time: Callable[[], bool]) -> None:
     give_up = time.monotonic() + 120
     while not is_time():
         assert process.poll() is None, process.communicate()[1]
@@ -242,7 +240,7 @@ def wait_until(process: "subprocess.Popen[str]", is_time: Callable[[], bool]) ->
         time.sleep(0.001)
 
 
-def kill_when(process: "subprocess.Popen[str]", is_time: Callable[[], bool]) -> None:
+def kill_when(process: Command, is_time: Callable[[], bool]) -> None:
     wait_until(process, is_time)
     process.kill()
     process.communicate()

@@ -1,11 +1,8 @@
 """Rewards for reference outputs: in place, whole or not at all, and never another's by mistake."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ from rlhf.cli import main
 from rlhf.run.rundir import RunDir
 from tests.pipeline.signals import count_vowels
 from tests.policies.training import TrainingInputs
-from tests.servers.commands import REPOSITORY, run_group, run_process
+from tests.servers.commands import RLHF, run_group, run_process, run_program
 
 VOWELS = "signal:tests.pipeline.signals:count_vowels"
 LETTERS = "signal:tests.pipeline.signals:count_letters"
@@ -95,16 +92,8 @@ def test_a_reward_that_hangs_is_told_and_leaves_a_store(out: Path) -> None:
     (out / "slow_signals.py").write_text(
         "import time\n\ndef sleep(prompt, response):\n    time.sleep(300)\n"
     )
-    command = [sys.executable, "-m", "rlhf.cli", *arguments(out, "signal:slow_signals:sleep")]
-    ended = subprocess.run(
-        [*command, "--stall-timeout", "3"],
-        cwd=out,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = [*RLHF, *arguments(out, "signal:slow_signals:sleep"), "--stall-timeout", "3"]
+    ended = run_program(*words, folder=out)
     assert ended.returncode == 75
     assert "No progress for 3 seconds: rank 0" in ended.stderr
     assert RunDir(out).is_done

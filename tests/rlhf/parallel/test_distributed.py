@@ -16,9 +16,11 @@ from rlhf.parallel import distributed
 from rlhf.ranks import is_main_process
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
+from tests.servers.commands import run_program, start_process
 
 MAIN = """
-import sys
+import os, sys
+os.environ.pop("OMP_NUM_THREADS", None)
 from rlhf.parallel.distributed import run_processes
 from rlhf.errors import RlhfError
 try:
@@ -37,12 +39,11 @@ def wait_until(is_true: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def run_group(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in two processes."""
-    file = tmp_path / "program.py"
+    """Run a program in two processes, which are new interpreters."""
+    file, launcher = tmp_path / "program.py", tmp_path / "launcher.py"
     file.write_text(program, encoding="utf-8")
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, "2", str(file)], capture_output=True, text=True, check=False
-    )
+    launcher.write_text(MAIN, encoding="utf-8")
+    return run_program(launcher, 2, file)
 
 
 SUMS = """
@@ -62,8 +63,7 @@ accelerator.end_training()
 """
 
 
-def test_two_processes_sum_over_ranks_and_have_their_own_seeds(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS")
+def test_two_processes_sum_over_ranks_and_have_their_own_seeds(tmp_path: Path) -> None:
     done = run_group(tmp_path, SUMS)
     assert done.returncode == 0, done.stderr
     threads = max(1, (os.cpu_count() or 1) // 2)
@@ -256,11 +256,10 @@ def test_processes_whose_launcher_was_killed_save_their_state_and_end(
     prompts.write_text("".join(f'{{"prompt": "Is it {n}?"}}\n' for n in range(4000)))
     words = ["reference", "--prompts", str(prompts), "--model", str(tiny_model)]
     words += ["--out", str(out), "--max-new-tokens", "16", "--processes", "2"]
-    with (tmp_path / "said").open("wb") as said:
-        launcher = subprocess.Popen([sys.executable, "-m", "rlhf.cli", *words], stderr=said)
+    launcher = start_process(*words)
     beats = RunDir(out).heartbeat
     wait_until(lambda: len(read_heartbeats(beats)) == 2)
     launcher.kill()
     launcher.wait()
     wait_until(lambda: all(map(process_has_ended, read_heartbeats(beats))))
-    assert RunDir(out).read_stage()["status"] == "interrupted", (tmp_path / "said").read_text()
+    assert RunDir(out).read_stage()["status"] == "interrupted", launcher.communicate()[1]
