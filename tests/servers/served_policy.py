@@ -1,9 +1,6 @@
 """`rlhf serve --policy` in a process of its own, before a small model server."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +12,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.servers.commands import REPOSITORY, free_port
+from tests.servers.commands import Command, free_port, start_process
 
 STARTING_SECONDS = 240
 
@@ -25,7 +22,7 @@ class PolicyServer:
     """A proxy that is ready."""
 
     url: str
-    process: subprocess.Popen[str]
+    process: Command
     openai: OpenAI
     client: httpx.Client
 
@@ -45,7 +42,7 @@ class PolicyServer:
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name.removeprefix("rlhf_serve_"): float(value) for name, value in pairs}
 
-    def stop(self) -> tuple[int, str, str]:
+    def stop(self) -> tuple[int | None, str, str]:
         """The exit code after SIGTERM, stdout and stderr."""
         self.process.send_signal(signal.SIGTERM)
         out, said = self.process.communicate(timeout=120)
@@ -55,15 +52,7 @@ class PolicyServer:
 @contextmanager
 def served_policy(*arguments: str | Path) -> Iterator[PolicyServer]:
     port = free_port()
-    command = [sys.executable, "-m", "rlhf.cli", "serve", *map(str, arguments)]
-    process = subprocess.Popen(
-        [*command, "--port", str(port)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
+    process = start_process("serve", *arguments, "--port", port)
     url = f"http://127.0.0.1:{port}"
     client = httpx.Client(base_url=url, timeout=60)
     client_of_openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
