@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -21,6 +18,7 @@ from starlette.types import ASGIApp
 
 from labeling_app.annotators import passwords
 from labeling_app.web.http_server import LimitedServer, configure
+from tests.servers.commands import start_process
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -34,7 +32,6 @@ ARGUMENTS = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 PATIENCE = 120_000  # milliseconds, for a machine whose cores are all busy with other tests
-REPOSITORY = Path(__file__).parents[2]
 
 
 class App:
@@ -100,24 +97,18 @@ class ProcessApp(App):
     """`rlhf label` as a process of its own, which can be killed."""
 
     def run(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlhf.cli", *self.line()],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
+        self.process = start_process(*self.line())
 
     def is_running(self) -> bool:
         return self.process.poll() is None
 
     def output(self) -> str:
         self.process.kill()
-        return self.process.communicate()[0].decode()
+        return "".join(self.process.communicate())
 
     def stop(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
 
 
 @pytest.fixture(scope="session")

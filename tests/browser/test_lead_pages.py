@@ -9,7 +9,9 @@ from playwright.sync_api import Page, Route, expect
 
 from labeling_app.annotators.users import Users
 from labeling_app.db.store import Store
-from tests.browser.test_whole_session import require_accessible, sign_in
+from labeling_app.web.access.cookies import make_cookie
+from labeling_app.web.access.sign_in import COOKIE
+from tests.browser.test_whole_session import require_accessible
 from tests.labeling_app.data_io.test_other_tools import ARGILLA
 
 pytestmark = pytest.mark.browser
@@ -22,24 +24,37 @@ LINES = [
 ]
 
 
+# A desk in the light, a phone in the dark.
+SIZES = {"light": {"width": 1100, "height": 900}, "dark": {"width": 390, "height": 844}}
 AT_A_DESK = pytest.mark.parametrize("lead", ["light"], indirect=True)
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["dark"])
 def lead(request, serve, open_page, tmp_path):
-    """A lead's browser: a phone in the dark, a desk in the light."""
+    """A lead's browser, signed in, on the page Data: a phone if a test asks for nothing else."""
     with Store(tmp_path / "labels.db") as store:
         Users(store).add("lea", "lead", "long enough")
+        session = make_cookie(store.secret, "lea", Users(store).get("lea").epoch)
     app = serve(LINES)
-    size = (
-        {"width": 390, "height": 844} if request.param == "dark" else {"width": 1100, "height": 900}
+    cookie = {"name": COOKIE, "value": session, "url": app.url}
+    page = open_page(
+        app.url,
+        lambda page: page.context.add_cookies([cookie]),
+        color_scheme=request.param,
+        viewport=SIZES[request.param],
     )
-    page = open_page(app.url, color_scheme=request.param, viewport=size)
-    page.wait_for_url("**/sign-in")
-    sign_in(page, "lea")
     page.click(".rb-lead")
     page.wait_for_selector("nav a[aria-current]:has-text('Data')")
     return app, page
+
+
+def require_good_looks(page: Page, where: str) -> None:
+    """At a desk and on a phone, where it stays, a page is accessible and as wide as the window."""
+    for scheme, size in SIZES.items():
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size(size)
+        require_accessible(page, f"{where}, {scheme}")
+        assert no_sideways_scrolling(page), (where, scheme)
 
 
 def no_sideways_scrolling(page: Page) -> bool:
@@ -48,7 +63,7 @@ def no_sideways_scrolling(page: Page) -> bool:
 
 def test_a_lead_imports_previews_and_exports(lead, tmp_path):
     app, page = lead
-    require_accessible(page, "data")
+    require_good_looks(page, "data")
     file = tmp_path / f"{RUNS.replace('/', '')[:60]}.jsonl"
     rows = [{"prompt": f"{RUNS} {n}", "responses": [RUNS, "two"]} for n in range(60)]
     file.write_text("\n".join(map(json.dumps, [*rows, {"prompt": 3}])), encoding="utf-8")
@@ -57,8 +72,7 @@ def test_a_lead_imports_previews_and_exports(lead, tmp_path):
     page.wait_for_selector(".preview:visible")
     assert "61 lines, 1 bad" in page.inner_text(".preview h3")
     assert RUNS in page.inner_text(".preview tbody")
-    require_accessible(page, "preview")
-    assert no_sideways_scrolling(page)
+    require_good_looks(page, "preview")
     page.screenshot(path=tmp_path / "preview.png", full_page=True)
     page.check("#leave-out")
     page.click("[data-act=import]")
@@ -162,8 +176,7 @@ def test_an_invited_person_sets_a_password_and_ranks(lead, open_page):
     page.fill("#invite-name", f"ann {RUNS[:30]}")
     page.keyboard.press("Enter")
     page.wait_for_selector(".secret:visible")
-    require_accessible(page, "people")
-    assert no_sideways_scrolling(page)
+    require_good_looks(page, "people")
     link = page.input_value(".secret input")
     assert link.startswith(app.url + "invitation#")
     assert page.locator("#invite-role option").all_inner_texts() == ["annotator"]
@@ -196,8 +209,7 @@ def test_a_lead_puts_people_in_a_team_and_gives_it_a_source(lead):
     page.wait_for_selector(".said:has-text('lea is in team night shift.')")
     page.click("summary:has-text('in: everybody')")
     page.check("[name=teams][value='night shift']")
-    require_accessible(page, "people with a team")
-    assert no_sideways_scrolling(page)
+    require_good_looks(page, "people with a team")
     page.click("[aria-label='Save who gets in']")
     page.wait_for_selector(".said:has-text('Tasks of in go to team night shift (lea) alone.')")
     page.wait_for_selector("summary:has-text('in: team night shift (lea) alone')")
@@ -206,7 +218,7 @@ def test_a_lead_puts_people_in_a_team_and_gives_it_a_source(lead):
     page.keyboard.press("Enter")
     page.wait_for_selector("summary:has-text('in: team night shift (lea) alone')")
     assert page.input_value("#find-source") == "I"
-    require_accessible(page, "people, one source found")
+    require_good_looks(page, "people, one source found")
 
 
 def test_a_lead_edits_the_rubric_and_the_board_shows_it(lead):
@@ -218,8 +230,7 @@ def test_a_lead_edits_the_rubric_and_the_board_shows_it(lead):
     page.click("text=Save")
     page.wait_for_selector(".said:has-text('Saved')")
     page.wait_for_selector(".version summary:has-text('shown now')")
-    require_accessible(page, "rubric")
-    assert no_sideways_scrolling(page)
+    require_good_looks(page, "rubric")
     page.fill("#text", "Something else")
     page.click(".version summary")
     page.click("text=Edit this one")

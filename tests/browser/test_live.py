@@ -8,7 +8,7 @@ from labeling_app.data_io.exporting import export
 from labeling_app.db.store import Store
 from rlhf.records.jsonl import read_jsonl
 from tests.browser.conftest import App, ProcessApp
-from tests.browser.test_whole_session import require_accessible
+from tests.browser.test_whole_session import require_accessible_in_both
 from tests.servers.chat import ChatServer
 
 pytestmark = pytest.mark.browser
@@ -192,30 +192,29 @@ def test_on_a_phone_everything_fits_and_can_be_touched(talk):
     assert page.locator(".card >> nth=1").get_attribute("class") == "card best"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_state_is_accessible(talk, chat, scheme):
-    page = talk(color_scheme=scheme)
-    require_accessible(page, "empty")
+def test_every_state_is_accessible(talk, chat):
+    page = talk()
+    require_accessible_in_both(page, "empty")
     chat.gate.clear()
     ask(page, "How was it?")
     page.wait_for_selector(".card .text:has-text('one')")
-    require_accessible(page, "streaming")
+    require_accessible_in_both(page, "streaming")
     chat.gate.set()
     wait_for_answers(page)
     page.keyboard.press("-")
     page.keyboard.press("b")
     wait_for_saved(page)
-    require_accessible(page, "judged")
+    require_accessible_in_both(page, "judged")
     page.keyboard.press("e")
-    require_accessible(page, "editing")
+    require_accessible_in_both(page, "editing")
     page.keyboard.press("Escape")
     chat.failures = ["503", "503"]
     ask(page, "And?")
     page.wait_for_selector(".problem [data-act=again]:visible")
-    require_accessible(page, "failed")
+    require_accessible_in_both(page, "failed")
     page.keyboard.press("Escape")
     page.keyboard.press("?")
-    require_accessible(page, "keys")
+    require_accessible_in_both(page, "keys")
 
 
 def test_a_model_in_the_process(serve, open_page, tiny_model):

@@ -125,17 +125,16 @@ def made(tmp_path: Path) -> Iterator[App]:
     app.stop()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1000), ("dark", 390)])
-def test_a_lead_reads_promotes_and_rolls_back(
-    made: App, sign_in: SignIn, scheme: str, width: int
-) -> None:
+def test_a_lead_reads_promotes_and_rolls_back(made: App, sign_in: SignIn) -> None:
     out = made.db.parent
-    size = {"width": width, "height": 900}
-    page = sign_in(made, "lea", "lead", color_scheme=scheme, viewport=size)
+    page = sign_in(made, "lea", "lead")
     page.get_by_role("link", name="Runs").click()
     wait_for_status(page, "Failed: InputError: <script>")
-    require_accessible(page, "runs")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for scheme, width in (("light", 1000), ("dark", 390)):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 900})
+        require_accessible(page, f"runs, {scheme}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert (
         page.locator("svg")
         .get_attribute("aria-label")

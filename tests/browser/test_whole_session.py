@@ -24,7 +24,7 @@ TEMPLATE = (
     "${window.hacked = 1} {{7*7}} \\u12 `tick` \u202eright to left\u202c \N{WOMAN}\u200d\N{ROCKET}"
 )
 # One for each test, for an open decision waits for its lead.
-LEADS = tuple(f"lea{n} {RUNS[:60]}" for n in range(4))
+LEADS = tuple(f"lea{n} {RUNS[:60]}" for n in range(3))
 PEOPLE = ("<b onclick='window.hacked = 1'>ann</b>", "${window.hacked = 1}bob")
 PASSWORD = "long enough"
 
@@ -78,6 +78,15 @@ def require_accessible(page: Page, where: str) -> None:
     assert bad == []
 
 
+def require_accessible_in_both(page: Page, where: str) -> None:
+    """No rule is broken in the light or in the dark."""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+        assert is_dark == (scheme == "dark")
+        require_accessible(page, f"{where}, {scheme}")
+
+
 def sign_in(page: Page, name: str) -> None:
     page.fill("#name", name)
     page.fill("#password", PASSWORD)
@@ -85,42 +94,40 @@ def sign_in(page: Page, name: str) -> None:
     page.wait_for_selector(".rb-list .rb-card")
 
 
-@pytest.mark.parametrize(("scheme", "lead"), [("light", LEADS[0]), ("dark", LEADS[1])])
-def test_every_screen_is_accessible(app, open_page, scheme, lead):
-    page = open_page(app.url, color_scheme=scheme)
+def test_every_screen_is_accessible(app, open_page):
+    page = open_page(app.url)
     page.wait_for_url("**/sign-in")
-    require_accessible(page, "sign-in")
+    require_accessible_in_both(page, "sign-in")
     page.fill("#name", RUNS)
     page.fill("#password", "wrong")
     page.keyboard.press("Enter")
     page.wait_for_selector(".problem:has-text('wrong')")
-    require_accessible(page, "sign-in refused")
-    sign_in(page, lead)
-    require_accessible(page, "board")
+    require_accessible_in_both(page, "sign-in refused")
+    sign_in(page, LEADS[0])
+    require_accessible_in_both(page, "board")
     page.keyboard.press("f")
     page.keyboard.press("Enter")
     page.click("[data-act=all-bad]")
     page.locator("[data-act=leave]").first.click()
-    require_accessible(page, "board with flags, all bad and one left out")
+    require_accessible_in_both(page, "board with flags, all bad and one left out")
     for action, dialog in {"history": "history", "keys": "keys", "skip": "skip"}.items():
         page.click(f"[data-act={action}]")
         page.wait_for_selector(f".rb-{dialog}[open]")
-        require_accessible(page, f"dialog {dialog}")
+        require_accessible_in_both(page, f"dialog {dialog}")
         page.keyboard.press("Escape")
     page.click(".rb-lead")
     page.click("nav a:has-text('Quality')")
     page.wait_for_selector(".task")
-    require_accessible(page, "quality")
+    require_accessible_in_both(page, "quality")
     page.click(".task a")
     page.wait_for_selector(".rb-opinions li")
-    require_accessible(page, "decision")
-    assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
+    require_accessible_in_both(page, "decision")
 
 
 def test_hostile_text_is_shown_everywhere_and_does_nothing(app, open_page):
     page = open_page(app.url, viewport={"width": 390, "height": 844})
     page.wait_for_url("**/sign-in")
-    sign_in(page, LEADS[2])
+    sign_in(page, LEADS[1])
     shown = {"board": page.inner_text(".rb-prompt")}
     page.keyboard.press("h")
     page.wait_for_selector(".rb-history[open]")
@@ -150,7 +157,7 @@ def test_hostile_text_is_shown_everywhere_and_does_nothing(app, open_page):
 def test_a_submit_is_one_request_that_brings_the_next_task(app, open_page):
     page = open_page(app.url)
     page.wait_for_url("**/sign-in")
-    sign_in(page, LEADS[3])
+    sign_in(page, LEADS[2])
     before = page.inner_text(".rb-prompt")
     calls: list[str] = []
     page.on("request", lambda request: calls.append(request.post_data or request.url))
