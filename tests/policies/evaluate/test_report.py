@@ -29,6 +29,18 @@ HOSTILE = [
 ]
 
 
+@pytest.fixture(scope="module")
+def usual() -> str:
+    """The page of the example: drawing its pictures takes a second."""
+    return render(build_content(example(), samples(), METRICS))
+
+
+@pytest.fixture(scope="module")
+def harmless() -> Page:
+    """The page of one harmless sample."""
+    return Page(render(build_content(example(), samples(["x"]), METRICS)))
+
+
 def test_every_number_on_the_page_is_the_one_in_report_json(tmp_path) -> None:
     write_report(example(), samples(), METRICS, tmp_path / "report.json", tmp_path / "report.html")
     require_numbers_of_report(tmp_path)
@@ -39,8 +51,8 @@ def test_so_is_every_number_of_an_evaluation_with_a_rival_and_a_judge_model(done
     require_numbers_of_report(done.path)
 
 
-def test_the_page_shows_all_the_numbers_that_the_contract_names() -> None:
-    page = Page(render(build_content(example(), samples(), METRICS)))
+def test_the_page_shows_all_the_numbers_that_the_contract_names(usual: str) -> None:
+    page = Page(usual)
     shown = {pointer for pointer, _, _ in page.numbers}
     wanted = {f"/win_rate/{j}/{k}" for j in ("reward", "gold") for k in ("value", "low", "high")}
     wanted |= {f"/kl/{d}/{k}" for d in ("forward", "reverse") for k in ("nats", "per_token")}
@@ -91,9 +103,8 @@ def test_the_reverse_kl_is_drawn_where_training_measured_it() -> None:
         assert f"<!-- {title} -->" in drawn
 
 
-def test_the_same_numbers_give_the_same_bytes(tmp_path) -> None:
-    first = render(build_content(example(), samples(), METRICS))
-    assert render(build_content(example(), samples(), METRICS)) == first
+def test_the_same_numbers_give_the_same_bytes(usual: str) -> None:
+    assert render(build_content(example(), samples(), METRICS)) == usual
 
 
 def test_a_report_of_the_bare_minimum_renders() -> None:
@@ -111,7 +122,7 @@ def test_a_report_of_the_bare_minimum_renders() -> None:
     assert "No samples were kept." in page.text
 
 
-def test_the_page_says_what_is_known_of_the_cost() -> None:
+def test_the_page_says_what_is_known_of_the_cost(usual: str) -> None:
     known = {"device_hours": 1234.5, "price_per_hour": 2.0, "price": 2469.0, "annotator_hours": 4.5}
     report = {**example(), "cost": {**known, "price_per_point": 78.36}}
     page = Page(render(build_content(report, samples(), METRICS)))
@@ -129,12 +140,12 @@ def test_the_page_says_what_is_known_of_the_cost() -> None:
     assert [p for p, _, _ in page.numbers if p.startswith("/cost/")] == ["/cost/device_hours"]
     assert "What it cost" in page.text
     assert "annotators" not in page.text.lower()
-    page = Page(render(build_content(example(), samples(), METRICS)))
+    page = Page(usual)
     assert "What it cost" not in page.text
 
 
-def test_the_page_says_what_the_reverse_kl_was_measured_with() -> None:
-    page = Page(render(build_content(example(), samples(), METRICS)))
+def test_the_page_says_what_the_reverse_kl_was_measured_with(usual: str) -> None:
+    page = Page(usual)
     assert (
         "The original model was loaded to measure it, which the default KL term does not need"
         in page.text
@@ -143,13 +154,12 @@ def test_the_page_says_what_the_reverse_kl_was_measured_with() -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_text_is_shown_and_nothing_else(text) -> None:
+def test_hostile_text_is_shown_and_nothing_else(harmless: Page, text: str) -> None:
     report = example()
     for place in ("win_rate_by_source", "win_rate_by_length"):
         report[place] = {"gold": {text: report["win_rate"]["gold"]}}
     report["judges"]["gold"]["name"] = text
     report["inputs"] = {text: {"path": text, "hash": text}}
-    harmless = Page(render(build_content(example(), samples(["x"]), METRICS)))
     page = Page(render(build_content(report, samples([text]), METRICS)))
     kinds = {(tag, name) for tag, attributes in page.elements for name in attributes}
     assert kinds <= {(tag, name) for tag, attributes in harmless.elements for name in attributes}
@@ -175,8 +185,8 @@ def test_nothing_points_outside_and_the_policy_allows_the_one_script() -> None:
     assert f"script-src 'sha256-{digest}'" in policy
 
 
-def test_the_first_ten_samples_are_open_and_each_knows_its_winner() -> None:
-    page = Page(render(build_content(example(), samples(), METRICS)))
+def test_the_first_ten_samples_are_open_and_each_knows_its_winner(usual: str) -> None:
+    page = Page(usual)
     details = [a for tag, a in page.elements if tag == "details" and a.get("class") == "sample"]
     assert ["open" in a for a in details] == [True] * 10 + [False] * 2
     assert [a["data-winner"] for a in details[:3]] == ["new", "tie", "original"]
