@@ -47,6 +47,7 @@ def kill_once(arguments: list[str], is_time: Callable[[], bool]) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+STEPS = 10
 OPTIONS = ("--save-every", "3", "--minibatches", "2", "--epochs", "2")
 
 
@@ -54,7 +55,7 @@ OPTIONS = ("--save-every", "3", "--minibatches", "2", "--epochs", "2")
 def straight(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A PPO run that nothing has disturbed."""
     out = tmp_path_factory.mktemp("resume") / "straight"
-    whole = run_process(*loop.ppo_arguments(out, *OPTIONS, steps=20))
+    whole = run_process(*loop.ppo_arguments(out, *OPTIONS, steps=STEPS))
     assert whole.returncode == 0, whole.stderr
     return out
 
@@ -64,9 +65,9 @@ def test_a_ppo_run_killed_in_any_phase_ends_bit_for_bit_like_an_undisturbed_one(
     loop: Loop, straight: Path, tmp_path: Path, phase: str
 ) -> None:
     killed = tmp_path / "killed"
-    kill_in(loop.ppo_arguments(killed, *OPTIONS, steps=20), killed, phase, step=8)
+    kill_in(loop.ppo_arguments(killed, *OPTIONS, steps=STEPS), killed, phase, step=4)
     assert RunDir(killed).read_stage()["status"] == "running"
-    resumed = run_process(*loop.ppo_arguments(killed, *OPTIONS, "--resume", steps=20))
+    resumed = run_process(*loop.ppo_arguments(killed, *OPTIONS, "--resume", steps=STEPS))
     assert resumed.returncode == 0, resumed.stderr
     rows = [read_metrics(path / "metrics.jsonl") for path in (straight, killed)]
     for first, second in zip(*rows, strict=True):

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf.cli import main
+from rlhf.endpoints import judge
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import Loop
@@ -81,15 +82,16 @@ def test_a_policy_folder_answers_over_the_chat_completions_protocol(
 
 
 def test_a_served_model_judges_an_evaluation(
-    served: tuple[Path, str], loop: Loop, tmp_path: Path
+    served: tuple[Path, str], loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This one knows too little to prefer any answer; so the report has no win rate by it."""
+    monkeypatch.setattr(judge, "MAX_TOKENS", 32)  # it would write on until there are 512
     folder, address = served
     out = tmp_path / "evaluate"
-    judge = ["--judge-endpoint", f"{address}/v1", "--judge-model", str(folder)]
+    asks = ["--judge-endpoint", f"{address}/v1", "--judge-model", str(folder)]
     command = ["evaluate", "--policy", str(folder), "--reward", loop.path("reward")]
     command += ["--reference", loop.path("reference"), "--out", str(out), "--precision", "fp32"]
-    assert main([*command, *judge]) == 0
+    assert main([*command, *asks]) == 0
     assert set(RunDir(out).read_report()["win_rate"]) == {"reward"}
     asked = [json.loads(line) for line in RunDir(out).judge_log.read_text().splitlines()]
     assert len(asked) == 4 * 2  # prompts, in both orders
