@@ -23,6 +23,7 @@ from rlhf.errors import InputError
 
 CLASSIFIER = "ForSequenceClassification"
 HEAD = "score"
+_reads_pairs: dict[tuple[type, str], bool] = {}  # by config: a classifier is built to find out
 
 
 def architecture(config: PreTrainedConfig) -> str:
@@ -38,9 +39,12 @@ def reads_pairs(config: PreTrainedConfig) -> bool:
     """
     if not architecture(config).endswith(CLASSIFIER):
         return False
-    one_label = copy.deepcopy(config)
-    one_label.num_labels = 1
-    return head_name(empty_classifier(one_label)) != HEAD
+    key = type(config), config.to_json_string(use_diff=False)
+    if key not in _reads_pairs:
+        one_label = copy.deepcopy(config)
+        one_label.num_labels = 1
+        _reads_pairs[key] = head_name(empty_classifier(one_label)) != HEAD
+    return _reads_pairs[key]
 
 
 def empty_classifier(config: PreTrainedConfig) -> PreTrainedModel:
