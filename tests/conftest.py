@@ -7,7 +7,9 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import fcntl
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +89,28 @@ def build_tiny_model(folder: Path, seed: int = 0, head_dim: int = 8) -> Path:
     return folder
 
 
+def build_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], object]) -> Path:
+    """A folder that one of the test workers fills; the others wait, and all of them only read it.
+
+    Args:
+        factory: of the worker.
+        name: of the folder.
+        build: fills it.
+    """
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # of all workers
+    folder, is_built = base / f"shared-{name}", base / f"shared-{name}.built"
+    with (base / f"shared-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_built.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            folder.mkdir()
+            build(folder)
+            is_built.touch()
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -119,7 +143,7 @@ def run_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny chat model; tests must not write into it."""
-    return build_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    return build_once(tmp_path_factory, "tiny", build_tiny_model)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.cli import main
+from tests.conftest import build_once
 from tests.pipeline.loop import Loop, run_loop
 
 
@@ -26,6 +27,11 @@ def run_rlhf(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str
 @pytest.fixture(scope="session")
 def loop(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Loop:
     """The whole loop, run once."""
-    model = tmp_path_factory.mktemp("loop-model") / "tiny"
-    shutil.copytree(tiny_model, model)
-    return run_loop(tmp_path_factory.mktemp("loop"), model)
+
+    def build(folder: Path) -> None:
+        shutil.copytree(tiny_model, folder / "tiny")
+        (folder / "run").mkdir()
+        run_loop(folder / "run", folder / "tiny")
+
+    folder = build_once(tmp_path_factory, "loop", build)
+    return Loop(folder / "run", folder / "tiny")

@@ -14,7 +14,7 @@ from rlhf.cli import main
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.run.rundir import RunDir
-from tests.conftest import build_tiny_model
+from tests.conftest import build_once, build_tiny_model
 from tests.pipeline.loop import SHORT, SIGNAL, write_prompts
 from tests.policies.training import settings, training
 from tests.servers.judge import JudgeServer
@@ -46,7 +46,10 @@ class Inputs:
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     """Two random policies of one tokenizer, the reference outputs of a third model, a reward."""
-    folder = tmp_path_factory.mktemp("evaluation")
+    return Inputs(build_once(tmp_path_factory, "evaluation", _build_inputs))
+
+
+def _build_inputs(folder: Path) -> None:
     for seed, name in enumerate(("original", "policy", "rival")):
         build_tiny_model(folder / name, seed=seed)
     tokenizer = load_tokenizer(str(folder / "original"))
@@ -55,18 +58,19 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     prompts = write_prompts(folder / "prompts.jsonl")
     arguments = ["--model", str(folder / "original"), "--out", str(folder / "reference"), *SHORT]
     assert main(["reference", "--prompts", str(prompts), "--samples", "3", *arguments]) == 0
-    return Inputs(folder)
 
 
 @pytest.fixture(scope="session")
 def done(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """An evaluation with a rival and a judge model that likes the longer answer; only read it."""
-    out = tmp_path_factory.mktemp("done") / "evaluate"
-    with JudgeServer() as server:
-        judge = ["--judge-endpoint", server.url, "--judge-model", "m"]
-        against = ["--against", inputs.path("rival")]
-        assert main(inputs.arguments(out, *judge, *against)) == 0
-    return RunDir(out)
+
+    def build(folder: Path) -> None:
+        with JudgeServer() as server:
+            judge = ["--judge-endpoint", server.url, "--judge-model", "m"]
+            against = ["--against", inputs.path("rival")]
+            assert main(inputs.arguments(folder / "evaluate", *judge, *against)) == 0
+
+    return RunDir(build_once(tmp_path_factory, "done", build) / "evaluate")
 
 
 @pytest.fixture

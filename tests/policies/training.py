@@ -15,7 +15,7 @@ from rlhf.cli import main
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.run.metrics import read_metrics
-from tests.conftest import build_tokenizer
+from tests.conftest import build_once, build_tokenizer
 from tests.pipeline.loop import SHORT, without_clock, write_prompts
 
 
@@ -65,7 +65,10 @@ def metrics_of(out: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def training(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> TrainingInputs:
     """The inputs around the tiny model."""
-    return build_training(tmp_path_factory.mktemp("training"), tiny_model)
+    folder = build_once(
+        tmp_path_factory, "training", lambda folder: build_training(folder, tiny_model)
+    )
+    return TrainingInputs(tiny_model, folder / "reward", folder / "reference")
 
 
 @pytest.fixture
