@@ -25,6 +25,7 @@ from labeling_app.db.people.users import (
 )
 from labeling_app.db.store import Store, ensure_annotator, require_kind
 from rlhf.errors import InputError
+from rlhf.records.wording import counted
 
 Role = Literal["annotator", "lead", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -274,7 +275,7 @@ def require_password(password: str) -> None:
     Raises:
         InputError: it is too short or too long.
     """
-    problem = f"The password has {len(password):,} characters"
+    problem = f"The password has {counted(len(password), 'character')}"
     if len(password) < MIN_PASSWORD:
         raise InputError(problem, f"Use at least {MIN_PASSWORD}.")
     if len(password) > MAX_PASSWORD:

@@ -30,6 +30,7 @@ from rlhf.records.schema import (
     content_id,
     is_finite_number,
 )
+from rlhf.records.wording import counted
 
 HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")
 EXAMPLES = (
@@ -175,7 +176,8 @@ def _check(
     num_ranked = sum(len(tier) for ranking in rankings for tier in ranking.tiers)
     if purpose not in ("gold", "training") or num_ranked < 2 or len(rankings) != 1:
         raise InputError(
-            f"purpose is {purpose!r}, and tiers name {num_ranked} of {len(responses)} responses",
+            f"purpose is {purpose!r}, and tiers name {num_ranked} of "
+            f"{counted(len(responses), 'response')}",
             'A check has "purpose": "gold" or "training", and an order of two or more responses as '
             '"tiers".',
         )
@@ -266,8 +268,8 @@ def _checked_scores(scores: Any, num_responses: int) -> list[float]:
     is_list = isinstance(scores, list) and len(scores) == num_responses
     if not is_list or not all(map(is_finite_number, scores)):
         raise InputError(
-            f"scores must hold a finite number for each of the {num_responses} responses, found "
-            f"{scores!r:.80}",
+            f"scores must hold a finite number for each of the "
+            f"{counted(num_responses, 'response')}, found {scores!r:.80}",
             EXAMPLES,
         )
     return list(scores)

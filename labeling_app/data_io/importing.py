@@ -25,6 +25,7 @@ from labeling_app.db.imports.unfinished import (
 from labeling_app.db.store import Store
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.jsonl import BadLineError, Progress, parse_line
+from rlhf.records.wording import counted
 
 OnError = Literal["few", "skip", "stop"]
 SHOWN_ERRORS = 100
@@ -175,8 +176,8 @@ def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
 def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Report) -> None:
     if on_error == "few" and report.bad_lines * FEW >= max(report.lines, 1):
         raise InputError(
-            f"{path}: {report.bad_lines} of {report.lines} lines hold nothing to judge, the first: "
-            f"{report.first_bad[0]}",
+            f"{path}: nothing to judge in {report.bad_lines:,} of {counted(report.lines, 'line')}, "
+            f"the first: {report.first_bad[0]}",
             f"They are left out only if they are fewer than 1 in {FEW}. Nothing of the file was "
             "stored. To leave out all bad lines, add --on-error skip.",
         )

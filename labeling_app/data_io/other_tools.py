@@ -17,6 +17,7 @@ from typing import Any
 from labeling_app.rankings.tiers import Tiers
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import JsonObject, is_finite_number
+from rlhf.records.wording import counted
 
 PROMPTS = ("prompt", "instruction", "question", "input", "query", "context", "messages", "chat")
 SIDES = (("1", "2"), ("0", "1"), ("a", "b"), ("left", "right"))
@@ -84,7 +85,7 @@ def _columns(value: JsonObject, question: str) -> list[JsonObject]:
     for column, name in ((users, names[1]), (status, names[2])):
         if len(column) != len(said):
             raise InputError(
-                f"{names[0]} has {len(said)} answers, and {name} has {len(column)} entries",
+                f"{names[0]} has {counted(len(said), 'answer')}, and {name} has {len(column)}",
                 f"Keep the column {name} of the export as it is.",
             )
     rows = zip(said, users, status, strict=True)

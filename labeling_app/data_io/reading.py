@@ -25,6 +25,7 @@ from rlhf.records.jsonl import (
     refuse_expansion,
 )
 from rlhf.records.schema import Split
+from rlhf.records.wording import counted
 
 # A line or an object, or why there is none, with its place, and the split if the container says it.
 Row = tuple[str, str | JsonObject | BadLineError, Split | None]
@@ -142,7 +143,7 @@ def _require_different(header: list[str], path: Path) -> None:
 
 def _wrong_width(place: str, cells: list[str], header: list[str]) -> BadLineError:
     return BadLineError(
-        f"{place}: {len(cells)} cells under {len(header)} columns",
+        f"{place}: {counted(len(cells), 'cell')} under {counted(len(header), 'column')}",
         f"Give one cell for each of {', '.join(header)}; quote texts that hold commas.",
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 from labeling_app.rankings.verdicts import THUMB_WORDS
 from rlhf.errors import InputError
 from rlhf.records.schema import AnnotatorKind, JsonObject, Ranking, Response, content_id
+from rlhf.records.wording import counted
 
 LABEL_WORDS = {"true": "up", "false": "down"}
 UNPAIRED = ("prompt", "completion", "label")
@@ -60,7 +61,8 @@ def thumb_rankings(
     """
     thumbs: list[Any] = value.get("thumbs") or []
     if thumbs and len(thumbs) != len(responses):
-        raise InputError(f"{len(thumbs)} thumbs for {len(responses)} responses", EXAMPLE)
+        problem = f"{counted(len(thumbs), 'thumb')} for {counted(len(responses), 'response')}"
+        raise InputError(problem, EXAMPLE)
     rankings = []
     for response, word in zip(responses, thumbs, strict=False):
         if word is None:

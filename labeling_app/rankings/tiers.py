@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhf.errors import InputError
+from rlhf.records.wording import counted
 
 Tiers = Sequence[Sequence[int]]
 TIERS_EXAMPLE = "Count positions from 0, best tier first: [[2], [0, 1]]."
@@ -38,7 +39,7 @@ def checked_tiers(tiers: Any, num_responses: int) -> Tiers:
     for position in (position for tier in tiers for position in tier):
         if type(position) is not int or not 0 <= position < num_responses:
             raise InputError(
-                f"tiers name position {position!r}, there are {num_responses} responses",
+                f"tiers name position {position!r} of {counted(num_responses, 'response')}",
                 TIERS_EXAMPLE,
             )
     return tiers

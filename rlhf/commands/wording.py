@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.planning.price import cost_in_words
+from rlhf.records.wording import counted as counted
 from rlhf.run.intervals import in_words
 
 CHANCE = 0.5
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 → "1 prompt", 2301 → "2,301 prompts"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(parts: list[str]) -> str:

@@ -317,7 +317,7 @@ def first_round(lead: Page, app: App, people: list[Page]) -> None:
     lead.goto(app.url + "lead/runs")
     wait_for_status(lead, "Waiting for rankings: 30 of 150.")
     lead.get_by_role("button", name="Train now").click()
-    wait_for_status(lead, "Stopped: 1 of 1 rounds are done.")
+    wait_for_status(lead, "Stopped: 1 of 1 round is done.")
     expect(lead.locator(".advice")).to_have_text(
         "Another round cannot start while rounds is 1. Set rounds to 2 or more under Settings; "
         "then Start appears here."

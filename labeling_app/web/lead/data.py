@@ -21,6 +21,7 @@ from labeling_app.web.lead.uploads import MAX_PIECE_BYTES, SUFFIXES, Upload, Upl
 from rlhf.endpoints.request_bodies import BodyError, read_body
 from rlhf.errors import InputError
 from rlhf.records.schema import AnnotatorKind
+from rlhf.records.wording import counted
 
 PATH = "/lead/data"
 TEMPLATE = "lead/data.html"
@@ -148,15 +149,15 @@ class DataPage:
             made = await run_job({"do": "backup", "db": str(path), "out": str(out)})
         if "error" in made:
             return made
-        held = f"{made['prompts']:,} prompts, {made['rankings']:,} rankings"
+        held = f"{counted(made['prompts'], 'prompt')}, {counted(made['rankings'], 'ranking')}"
         return {"say": f"Saved backups/{name} beside the database: {held}."}
 
 
 def _imported(name: str, report: Payload) -> str:
     new = [
-        f"{report[f'new_{what}']:,} {what}"
-        for what in ("prompts", "responses", "rankings", "checks")
-        if report[f"new_{what}"]
+        counted(report[f"new_{noun}s"], noun)
+        for noun in ("prompt", "response", "ranking", "check")
+        if report[f"new_{noun}s"]
     ]
     said = f"Imported {name}: {', '.join(new)}." if new else f"{name}: nothing in it is new."
     if report["bad_lines"]:
@@ -164,7 +165,8 @@ def _imported(name: str, report: Payload) -> str:
     if report["replaces"]:
         said += f" {_replaced(report)}"
     if report["checks_not_made"]:
-        said += f" {report['checks_not_made']:,} checks not made: {report['first_not_made'][0]}"
+        refused = counted(report["checks_not_made"], "check")
+        said += f" {refused} not made: {report['first_not_made'][0]}"
     return said
 
 

@@ -12,6 +12,7 @@ from labeling_app.quality.report import Quality, measure_file, open_work, state_
 from labeling_app.rankings.agreement import Interval
 from labeling_app.web.lead.frame import LeadFrame
 from labeling_app.web.lead.served import Compare, compared_policies
+from rlhf.records.wording import counted
 
 PATH = "/lead/quality"
 # A page that comes later than this feels broken; one with the numbers before doesn't.
@@ -134,4 +135,9 @@ def _coefficient(value: Interval | None) -> str:
     )
 
 
-FILTERS = {"interval": _interval, "coefficient": _coefficient, "percent": _percent}
+FILTERS = {
+    "interval": _interval,
+    "coefficient": _coefficient,
+    "percent": _percent,
+    "counted": counted,
+}

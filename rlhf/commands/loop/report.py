@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.commands.loop.children import read_commands
-from rlhf.commands.wording import judge_name
+from rlhf.commands.wording import counted, judge_name
 from rlhf.planning.price import JUDGES, cost_of_stages, price_of_a_point
 from rlhf.records.ranked import read_manifest
 from rlhf.run.intervals import in_words
@@ -90,8 +90,8 @@ def describe_round(one: Round) -> str:
     p_value = "" if rate.get("p_value") is None else f", sign test p = {rate['p_value']:.2g}"
     gain = "a gain" if one["outcome"] == "better" else "no gain"
     return (
-        f"Round {number}: wins {in_words(rate)}{p_value} against {other} on {rate['n']} prompts, "
-        f"judged by {one['judge']}: {gain}."
+        f"Round {number}: wins {in_words(rate)}{p_value} against {other} on "
+        f"{counted(rate['n'], 'prompt')}, judged by {one['judge']}: {gain}."
     )
 
 
@@ -107,7 +107,8 @@ def reason_to_stop(rounds: Sequence[Round], limit: int, *, without_gain: bool) -
         return None
     if without_gain and rounds[-1]["outcome"] != "better":
         return f"{describe_round(rounds[-1])} ({GAIN[0].upper()}{GAIN[1:]}.)"
-    return f"{len(rounds)} of {limit} rounds are done." if len(rounds) >= limit else None
+    done = f"{len(rounds)} of {counted(limit, 'round')} {'is' if len(rounds) == 1 else 'are'} done."
+    return done if len(rounds) >= limit else None
 
 
 def build_report(

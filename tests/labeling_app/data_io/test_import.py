@@ -299,7 +299,7 @@ def test_thumbs_stand_beside_the_ranking_of_a_line():
     ("changes", "words"),
     [
         ({"thumbs": "sideways"}, "thumbs is 'sideways'"),
-        ({"thumbs": ["up", "up"]}, "2 thumbs for 1 responses"),
+        ({"thumbs": ["up", "up"]}, r"2 thumbs for 1 response\b"),
         ({"thumbs": {}}, r"thumbs is \{\}"),
         ({"completion": "yes", "label": 1}, "label is 1"),
         ({"completion": [ASK], "label": True}, "one assistant message"),

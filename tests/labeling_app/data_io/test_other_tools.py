@@ -134,8 +134,8 @@ REFUSED = {
         {name: value for name, value in FLAT.items() if name != "best.responses.status"},
         "the status None",
     ),
-    "no users": ({**FLAT, "best.responses.users": []}, r"2 answers, and best.* has 0 entries"),
-    "few states": ({**FLAT, "best.responses.status": ["submitted"]}, "status has 1 entries"),
+    "no users": ({**FLAT, "best.responses.users": []}, r"2 answers, and best.* has 0\n"),
+    "few states": ({**FLAT, "best.responses.status": ["submitted"]}, r"status has 1\n"),
     "no list": ({**FLAT, "best.responses": 5}, "best.responses must be a list, found 5"),
     "neither side": (
         {

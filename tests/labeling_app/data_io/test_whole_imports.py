@@ -206,7 +206,7 @@ def test_one_in_100_is_no_longer_few(tmp_path, refused):
     path = write(tmp_path / "in.jsonl", [*lines(99), {"prompt": "x", "responses": [""]}])
     db = tmp_path / "labels.db"
     said = refused("import", path, "--db", db)
-    assert f"1 of 100 lines hold nothing to judge, the first: {path}:100: Response 0 is" in said
+    assert f"nothing to judge in 1 of 100 lines, the first: {path}:100: Response 0 is" in said
     with Store(db) as store:
         assert stored(store) == dict.fromkeys(TABLES, 0)
 

@@ -1,6 +1,7 @@
 """Training comes first, gold and repeats are mixed in, and none of them is exported."""
 
 import json
+import re
 
 import pytest
 
@@ -99,11 +100,11 @@ def test_a_check_without_an_answer_is_a_bad_line(tmp_path, refused):
     path.write_text(json.dumps({"prompt": "a", "responses": ["b", "c"], "purpose": "gold"}))
     said = refused("import", path, "--db", tmp_path / "new.db")
     assert "purpose is 'gold', and tiers name 0 of 2 responses" in said
-    for responses in (["b"], ["b", "c"]):
+    for responses, of_all in ((["b"], "1 response"), (["b", "c"], "2 responses")):
         alone = {"prompt": "a", "responses": responses, "tiers": [[0]], "purpose": "gold"}
         path.write_text(json.dumps(alone))
         words = refused("import", path, "--db", tmp_path / "new.db")
-        assert f"purpose is 'gold', and tiers name 1 of {len(responses)} responses" in words
+        assert re.search(rf"purpose is 'gold', and tiers name 1 of {of_all}\b", words)
 
 
 GOLD = {"prompt": "plain 0", "responses": ["good", "bad"], "tiers": [[0], [1]], "purpose": "gold"}

@@ -75,8 +75,10 @@ function list(where, texts) {
   where.hidden = !texts.length;
 }
 
+const counted = (number, noun) => `${number.toLocaleString('en')} ${noun}${number === 1 ? '' : 's'}`;
+
 function show(found, name) {
-  const lines = `${found.lines.toLocaleString('en')} ${found.lines === 1 ? 'line' : 'lines'}`;
+  const lines = counted(found.lines, 'line');
   preview.querySelector('h3').textContent =
     `${name}: ${found.is_whole ? lines : `the first ${lines}`}, ${found.bad_lines.toLocaleString('en')} bad`;
   list(preview.querySelector('.bad'), found.first_bad);
@@ -137,7 +139,7 @@ async function follow() {
     const state = await answerOf(await fetch('/lead/data/import').catch(() => null));
     if (state.over === false) {
       const read = `${Math.floor(100 * state.share)} % read`;
-      progress(`Importing ${state.name}: ${read}, ${state.rows.toLocaleString('en')} rows stored. `
+      progress(`Importing ${state.name}: ${read}, ${counted(state.rows, 'row')} stored. `
         + 'People see none until all are there.', state.share);
       await pause(500);
       continue;

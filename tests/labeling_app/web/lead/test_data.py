@@ -72,7 +72,7 @@ def test_a_file_is_previewed_and_then_imported(ask, store):
         }
     ]
     assert (shown["lines"], shown["bad_lines"], shown["is_whole"]) == (1, 0, True)
-    assert state["say"] == "Imported mine.jsonl: 1 prompts, 2 responses, 1 rankings."
+    assert state["say"] == "Imported mine.jsonl: 1 prompt, 2 responses, 1 ranking."
     [record] = store.ranked_prompts()
     assert (record.prompt.source, record.rankings[0].annotator) == ("mine", "ann")
 
@@ -249,8 +249,19 @@ def test_the_last_import_and_what_it_left_out_stay_on_the_page(ask):
         return (await client.get("/lead/data")).text
 
     page = ask(run)
-    assert "Your last import: Imported mine.jsonl: 1 prompts" in page
+    assert "Your last import: Imported mine.jsonl: 1 prompt," in page
     assert "<li>mine.jsonl:2: " in page
+
+
+def test_one_of_anything_is_said_in_the_singular(ask, store):
+    gold = {"prompt": "Why?", "responses": ["a", "b"], "tiers": [[0], [1]], "purpose": "gold"}
+    _, state = ask(importing("mine.jsonl", jsonl(GOOD, gold)))
+    assert state["say"] == "Imported mine.jsonl: 2 prompts, 4 responses, 1 ranking, 1 check."
+    other = {**gold, "responses": ["c", "d"]}
+    _, state = ask(importing("more.jsonl", jsonl(other, {"prompt": "New?"})))
+    assert " 1 check not made: " in state["say"]
+    [shown] = ask([("GET", "/lead/quality", None)])
+    assert "Measured on the latest 1 ranking." in shown.text
 
 
 def test_a_piece_that_a_full_disk_took_in_part_is_written_again(small_disk, monkeypatch, ask):  # noqa: F811
@@ -284,7 +295,7 @@ def test_tables_are_imported(suffix, ask, store):
     content = b"prompt,chosen,rejected\nHi?,Hello,No\n" if suffix == "csv" else packed.getvalue()
     shown, state = ask(importing(f"t.{suffix}", content))
     assert shown["rows"][0]["rankings"] == ["A > B"]
-    assert state["say"] == f"Imported t.{suffix}: 1 prompts, 2 responses, 1 rankings."
+    assert state["say"] == f"Imported t.{suffix}: 1 prompt, 2 responses, 1 ranking."
     assert store.counts()["rankings"] == 1
 
 
@@ -351,7 +362,7 @@ def test_an_export_is_a_zip_with_pseudonyms(ask, store, import_lines):
 def test_a_backup_is_a_whole_private_database_beside_the_first(ask, store, import_lines):
     import_lines(GOOD)
     [answer] = ask([("POST", "/lead/data/backup", {"now": "yes"})])
-    assert answer.json()["say"].endswith("beside the database: 1 prompts, 1 rankings.")
+    assert answer.json()["say"].endswith("beside the database: 1 prompt, 1 ranking.")
     [copy] = (store.connections.path.parent / "backups").iterdir()
     assert copy.stat().st_mode & 0o777 == 0o600
     with Store(copy) as opened:

@@ -90,6 +90,7 @@ def test_a_gain_is_an_interval_above_one_half_and_a_sign_test(
 def test_the_loop_says_with_figures_why_it_stops() -> None:
     assert reason_to_stop([], 1, without_gain=True) is None
     assert reason_to_stop(rounds(WINS), 2, without_gain=True) is None
+    assert reason_to_stop(rounds(WINS), 1, without_gain=True) == "1 of 1 round is done."
     assert reason_to_stop(rounds(WINS, WINS), 2, without_gain=True) == "2 of 2 rounds are done."
     assert reason_to_stop(rounds(WINS, EVEN), 2, without_gain=True) == NO_GAIN
     assert reason_to_stop(rounds(WINS, EVEN), 2, without_gain=False) == "2 of 2 rounds are done."
