@@ -90,7 +90,7 @@ def preview(job: Job) -> Job:
         if monotonic() > stop_at:
             is_whole = False
             break
-    bad = [text.replace(job["path"], job["name"]) for text in report.first_bad]
+    bad = _listed_bad(report, job)
     if not rows:
         first = f", the first: {bad[0]}" if bad else ""
         raise InputError(
@@ -134,8 +134,14 @@ def store(job: Job) -> Job:
         replace_earlier=job["replace"],
         progress=_writer_of_share(Path(job["share"])),
     )
-    report.first_bad = [text.replace(job["path"], job["name"]) for text in report.first_bad]
-    return asdict(report)
+    return {**asdict(report), "first_bad": _listed_bad(report, job)}
+
+
+def _listed_bad(report: Report, job: Job) -> list[str]:
+    """The first bad lines, without the server's paths, and how many more there are."""
+    listed = [text.replace(job["path"], job["name"]) for text in report.first_bad]
+    num_more = report.bad_lines - len(listed)
+    return [*listed, f"and {num_more:,} more"] if num_more else listed
 
 
 def _writer_of_share(file: Path) -> Progress:

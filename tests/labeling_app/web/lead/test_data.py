@@ -242,6 +242,18 @@ def test_bad_lines_are_left_out_if_asked(ask, store):
     assert store.counts()["prompts"] == 2
 
 
+@pytest.mark.parametrize(
+    ("num_bad", "length", "last"), [(100, 100, "mine.jsonl:101: "), (1_102, 101, "and 1,002 more")]
+)
+def test_a_list_of_bad_lines_says_how_many_it_leaves_out(num_bad, length, last, ask):
+    content = jsonl(GOOD, *[{"prompt": 3}] * num_bad)
+    shown, state = ask(importing("mine.jsonl", content, leave_out="yes"))
+    for listed in (shown["first_bad"], state["left_out"]):
+        assert len(listed) == length
+        assert listed[-1].startswith(last)
+    assert state["say"].endswith(f" Lines left out: {num_bad:,}.")
+
+
 def test_the_last_import_and_what_it_left_out_stay_on_the_page(ask):
     async def run(client: httpx.AsyncClient) -> str:
         content = jsonl(GOOD, {"prompt": 3, "note": HOSTILE})
