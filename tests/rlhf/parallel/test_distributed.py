@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from rlhf.ranks import is_main_process
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 from tests.servers.commands import run_program, start_process
+from tests.waiting import wait_until
 
 MAIN = """
 import os, sys
@@ -29,13 +29,6 @@ except RlhfError as error:
     print("error", error, file=sys.stderr)
     sys.exit(error.exit_code)
 """
-
-
-def wait_until(is_true: Callable[[], bool], seconds: float = 120) -> None:
-    limit = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
 
 
 def run_group(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:

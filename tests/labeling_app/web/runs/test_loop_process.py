@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +28,8 @@ from rlhf.run.loops.train_now import (
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 from tests.pipeline.loop import write_prompts
 from tests.rlhf.run.loops.folders import make_loop, make_round
+from tests.waiting import wait_until
 
-SECONDS = 120.0
 OPEN = (
     "new_rankings",
     "rounds",
@@ -62,13 +62,6 @@ def process(tmp_path: Path) -> Iterator[LoopProcess]:
     for beat in read_heartbeats(process.file.run.heartbeat):
         if not process_has_ended(beat):
             os.kill(beat.pid, signal.SIGKILL)
-
-
-def wait_until(there: Callable[[], object]) -> None:
-    limit = time.monotonic() + SECONDS
-    while not there():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
 
 
 def send(process: LoopProcess, op: str, **payload: Any) -> str:

@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.pipeline.loop import SIGNAL, read_json, write_prompts
 from tests.pipeline.signals import count_vowels
 from tests.servers.commands import REPOSITORY
 from tests.servers.listener import Listener
+from tests.waiting import wait_until
 
 STAGES = """
 stages:
@@ -88,13 +88,6 @@ def new_folder(path: Path, model: Path, *lines: str, steps: int = 2) -> Folder:
     text = "\n".join(top) + STAGES.replace("STEPS", str(steps))
     (path / "loop.yaml").write_text(text, encoding="utf-8")
     return Folder(path)
-
-
-def wait_until(there: Callable[[], object]) -> None:
-    limit = time.monotonic() + SECONDS
-    while not there():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 def rank(db: Path, number: int) -> None:
