@@ -5,7 +5,8 @@ as many for the gradient of the rows, and as many again for that of the matrix i
 Attention takes 4·q operations for every query and key that it multiplies, where q is the width of
 all query heads, and twice as many backward. What is computed counts: padding, both sides of the
 causal mask, and layers that are computed again under gradient checkpointing. Norms, activations,
-embeddings and heads with one output are not counted.
+embeddings and heads with one output are not counted. Of sequences that continuous batching puts
+into one row, each counts with its own keys; what a mask hides of the others' does not.
 
 Letters: T tokens of a pass, N positions whose logits are read, d hidden size, V vocabulary.
 """
@@ -129,8 +130,12 @@ def backward_flops(sizes: Matrices, tokens: float, pairs: float) -> float:
 def attended_pairs(rows: int, length: int, named: dict[str, Any]) -> int:
     """Queries times the keys they are multiplied with.
 
-    In a packed row of a prompt of P tokens and responses of R: P² + Σ R·(P + R).
+    In a packed row of a prompt of P tokens and responses of R: P² + Σ R·(P + R). In a row of
+    continuous batching: Σ of each sequence's new tokens times its tokens until now.
     """
+    ends = named.get("cu_seq_lens_q")
+    if ends is not None:
+        return _batched_pairs(ends, named["cu_seq_lens_k"], rows * length)
     layout: Layout | None = named.get("layout")
     if layout is not None:
         return sum(
@@ -139,6 +144,18 @@ def attended_pairs(rows: int, length: int, named: dict[str, Any]) -> int:
     cache: Any = named.get("past_key_values")
     before = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
     return rows * length * (before + length)
+
+
+def _batched_pairs(query_ends: Tensor, key_ends: Tensor | dict[str, Tensor], tokens: int) -> int:
+    """Σ queries · keys over the sequences of a row, from where they end in it.
+
+    Layers with a sliding window count as others do. On a GPU the ends are not read, since graphs
+    are captured there: every token counts with itself.
+    """
+    if query_ends.device.type != "cpu":
+        return tokens
+    kinds = list(key_ends.values()) if isinstance(key_ends, dict) else [key_ends]
+    return max(int((query_ends.diff() * ends.diff()).sum()) for ends in kinds)
 
 
 def _count_output(output: nn.Module, arguments: tuple[Any, ...], *, again: bool) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from policies.sampling.continuous import sample_continuously
 from rlhf.modeling.adapters import add_adapters, without_adapters
 from rlhf.modeling.attention.layout import Inputs, pack, states
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import new_reward_model
+from rlhf.parallel.distributed import start
 from rlhf.planning.work import Matrices, backward_flops, count_work, take_work, trunk_flops
 
 PROFILED = 0.05
@@ -169,6 +171,23 @@ def test_sampling_with_a_cache(model_folder: Path) -> None:
             input_ids=asked, attention_mask=mask, max_new_tokens=12, min_new_tokens=12
         )
     )
+
+
+def test_continuous_batching_counts_each_sequence_with_its_own_keys(model_folder: Path) -> None:
+    """Prompts of 4 and 3 tokens are read at once, then two passes of a token of each.
+
+    Tokens: 7 + 2 + 2. Pairs: 4² + 3², then 5 + 4, then 6 + 5. Matrices of a layer: two of 128², two
+    of 128 · 64, three of 128 · 384. Logits: three times two.
+    """
+    model = policy(model_folder).eval()
+    config = GenerationConfig(max_new_tokens=3, do_sample=True, eos_token_id=-1, pad_token_id=0)
+    take_work()
+    sample_continuously(start("fp32", 0), model, [[5, 6, 7, 8], [9, 10, 11]], config, 2)
+    found = take_work()
+    assert (found.tokens, found.passes) == (11, 3)
+    trunk = 2 * 11 * 3 * (2 * 128**2 + 2 * 128 * 64 + 3 * 128 * 384)
+    attention = 4 * (3 * 4 * 32) * (25 + 9 + 11)
+    assert found.flops == trunk + attention + 2 * 6 * 128 * 1000
 
 
 def test_a_copy_of_a_counted_model_is_counted_too(model_folder: Path) -> None:
