@@ -10,6 +10,7 @@ import torch
 from peft import PeftModel
 from transformers import Trainer
 
+from rlhf.parallel.sharding import wait_for_slower
 from rlhf.parallel.waits import Cause, waiting
 from rlhf.planning.utilization import Laps
 from rlhf.planning.work import count_fused_head, count_work
@@ -18,8 +19,8 @@ from rlhf.planning.work import count_fused_head, count_work
 class StepClock:
     """Measures the steps of a trainer, each from before its batches are prepared.
 
-    It replaces what the trainer calls to fetch batches and to gather numbers of all processes, with
-    functions that do the same and count the seconds.
+    It replaces what the trainer calls to fetch batches, to gather numbers of all processes and to
+    begin a backward pass, with functions that do the same and count the seconds of waiting.
 
     Args:
         trainer: of trl or transformers, before its first step.
@@ -32,6 +33,9 @@ class StepClock:
         self._fetch = trainer.get_batch_samples
         trainer.get_batch_samples = self._begin  # type: ignore[method-assign]
         self._accelerator.gather = _counted("ranks", self._accelerator.gather)
+        self._trainer = trainer
+        self._backward = self._accelerator.backward
+        self._accelerator.backward = self._wait_and_go_back
         model: Any = trainer.model
         plain = model.get_base_model() if isinstance(model, PeftModel) else model
         count_work(plain, keeps_logits=True)
@@ -46,6 +50,11 @@ class StepClock:
         with waiting("data"):
             fetched = list(islice(epoch_iterator, num_batches))
         return self._fetch(iter(fetched), num_batches, device)
+
+    def _wait_and_go_back(self, loss: torch.Tensor, **named: Any) -> None:
+        """Wait for slower processes before DDP averages gradients, then go back."""
+        wait_for_slower(self._accelerator, self._trainer.model_wrapped)
+        self._backward(loss, **named)
 
     def end(self) -> dict[str, float]:
         """End a step: its seconds in this process, and the metrics of its speed over all."""

@@ -41,7 +41,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from rlhf.errors import ConfigError, InputError
-from rlhf.parallel.distributed import extend_timeouts, global_max
+from rlhf.parallel.distributed import extend_timeouts, global_max, global_sum
 from rlhf.parallel.fsdp import make_mesh, shard_all, shard_parts
 from rlhf.parallel.master_weights import MasterOptimizer
 from rlhf.parallel.settings import SHARDED, ReduceDtype, State, Strategy
@@ -294,11 +294,22 @@ def accumulating(accelerator: Accelerator, model: nn.Module, *, last: bool) -> I
 
 def backward(accelerator: Accelerator, model: nn.Module, loss: Tensor) -> None:
     """Add a loss's gradients, averaged over processes under every strategy."""
+    wait_for_slower(accelerator, model)
     if is_zero(model):
         engine: Any = model
         engine.backward(loss)
     else:
         accelerator.backward(loss)
+
+
+def wait_for_slower(accelerator: Accelerator, model: nn.Module) -> None:
+    """Before the backward pass in which DDP averages gradients, wait until all processes are there.
+
+    DDP would wait for them within this pass, where nothing says for how long. Call it before every
+    backward pass; in those that only accumulate it does nothing.
+    """
+    if isinstance(model, DistributedDataParallel) and model.require_backward_grad_sync:
+        global_sum(accelerator, 0.0)
 
 
 def clear_gradients(model: nn.Module, optimizer: Optimizer) -> None:
