@@ -367,9 +367,13 @@ class ScoreSettings:
     """Tokens in one forward pass of a reward model; affects speed and memory only."""
     precision: Precision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
+    price_per_hour: float | None = None
+    """With --rankings: price of this device for an hour, in any currency; the report then says what
+    the measurement cost. Default: only the device-hours."""
 
     def __post_init__(self) -> None:
         require_range("micro_tokens", self.micro_tokens, 1)
+        require_range("price_per_hour", self.price_per_hour, 0)
         require_choice("precision", self.precision, Precision)
         require_choice("combine", self.combine, Combine)
         if (self.file is None) == (self.rankings is None):
@@ -378,6 +382,11 @@ class ScoreSettings:
                 + ("not both" if self.file else "and neither was given"),
                 "FILE: write the reward of every response. --rankings: report how often the reward "
                 "agrees with judgments.",
+            )
+        if self.rankings is None and self.price_per_hour is not None:
+            raise ConfigError(
+                "--price-per-hour has no effect with FILE: there is no report",
+                "Leave it out, or give --rankings.",
             )
 
 

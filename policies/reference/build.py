@@ -8,6 +8,7 @@ makes a store of the shards once all are there.
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -32,6 +33,7 @@ from rlhf.planning.utilization import measure_rate
 from rlhf.records.jsonl import write_json
 from rlhf.records.schema import RankedPrompt
 from rlhf.run.rundir import Inputs, RunDir, open_stage, stage_status, watching_stage
+from rlhf.run.telemetry.job_clock import job_clock
 
 
 def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
@@ -71,6 +73,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     stall_timeout, heartbeat = settings.parallel.stall_timeout, heartbeat_of(run, settings)
     in_step = sharding.shards_weights or sharding.is_tensor_parallel
     with (
+        job_clock(heartbeat) if settings.shard is not None else nullcontext(),
         stage_status(run, is_complete=run.report_json.is_file, alone=settings.shard is None),
         watching_stage(run, stall_timeout, heartbeat=heartbeat, in_step=in_step),
     ):
@@ -107,18 +110,11 @@ def _finish(
         return
     facts = writer.facts(inputs["prompts"]["hash"], inputs.get("reward"))
     manifest = write_manifest(run.outputs, shards, facts, settings.sampling.samples)
-    report = {**manifest, "shards": len(shards), **_describe_time(run, settings, began)}
+    seconds, cost = round(time.monotonic() - began, 1), cost_of(run, settings.price_per_hour)
+    report = {**manifest, "shards": len(shards), "seconds": seconds, "cost": cost}
     if phases["rows"] == manifest["rows"]:  # all were written now, each by one process
         report |= {"phases": phases, "amount": describe_amount(writer, shards, manifest)}
     write_json(run.report_json, report)
-
-
-def _describe_time(run: RunDir, settings: ReferenceSettings, began: float) -> dict[str, Any]:
-    """How long it took and what it cost; one of several jobs does not know the others' hours."""
-    seconds = {"seconds": round(time.monotonic() - began, 1)}
-    if settings.shard is not None:
-        return seconds
-    return {**seconds, "cost": cost_of(run, settings.price_per_hour)}
 
 
 def describe_amount(

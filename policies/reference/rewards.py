@@ -35,9 +35,11 @@ from rlhf.modeling.readers import described_kwargs, tokenizer_of
 from rlhf.parallel.distributed import from_main, global_sum, start
 from rlhf.parallel.sharding import Sharding
 from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.planning.price import cost_of
 from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import progress
 from rlhf.run.rundir import RunDir, require_done
+from rlhf.run.telemetry.job_clock import job_clock
 from rlhf.run.watchdog import watching
 
 
@@ -71,8 +73,12 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     )
     names = shards_of_rank(list(manifest["shards"]), settings, accelerator)
     mine = {name: manifest["shards"][name] for name in names}
+    heartbeat = heartbeat_of(run, settings)
     # the stage stays finished even if scoring fails
-    with watching(heartbeat_of(run, settings), settings.parallel.stall_timeout, _print_error):
+    with (
+        job_clock(heartbeat),
+        watching(heartbeat, settings.parallel.stall_timeout, _print_error),
+    ):
         scorer = _Scorer(accelerator, sharding, reward, tokenizer, settings.batch_size)
         scorer.score(run.outputs, mine)
         accelerator.wait_for_everyone()
@@ -82,7 +88,7 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
         accelerator.wait_for_everyone()
         return {"shards": {"scored": len(scored), "of": len(names)}}
     if accelerator.is_main_process:
-        _record_rewards(run, manifest, description)
+        _record_rewards(run, manifest, description, settings.price_per_hour)
     accelerator.wait_for_everyone()
     return run.read_report()
 
@@ -141,15 +147,24 @@ def _require_replacing(
         )
 
 
-def _record_rewards(run: RunDir, manifest: dict[str, Any], reward: dict[str, str]) -> None:
-    """Record the rewards that all shards have now; the manifest, which readers use, comes last."""
+def _record_rewards(
+    run: RunDir, manifest: dict[str, Any], reward: dict[str, str], price_per_hour: float | None
+) -> None:
+    """Record the rewards that all shards have now; the manifest, which readers use, comes last.
+
+    The cost is that of sampling and scoring, at the price of sampling where none is given.
+    """
+    report = run.read_report()
+    if price_per_hour is None:
+        price_per_hour = report.get("cost", {}).get("price_per_hour")
+    cost = cost_of(run, price_per_hour)
     shards = {
         name: {**shard, "rewards": describe_shard(read_table(run.outputs / name))["rewards"]}
         for name, shard in manifest["shards"].items()
     }
     stage = run.read_stage()
     write_json(run.stage_file, {**stage, "inputs": {**stage["inputs"], "reward": reward}})
-    write_json(run.report_json, {**run.read_report(), "reward": reward})
+    write_json(run.report_json, {**report, "reward": reward, "cost": cost})
     write_json(run.outputs / MANIFEST, {**manifest, "reward": reward, "shards": shards})
 
 

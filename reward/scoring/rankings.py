@@ -4,6 +4,7 @@ The report is that of `rlhf train-reward`, for any reward model, function or end
 in the reward model's tokens; those of functions and endpoints, which have none, are in words.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.models import describe_model
 from rlhf.modeling.readers import load_reader
 from rlhf.modeling.tokens import encode_prompt, tokenizer_fingerprint
+from rlhf.planning.price import cost_of_seconds
 from rlhf.records.jsonl import new_folder, write_json
 from rlhf.records.schema import RankedPrompt
 from rlhf.run.rundir import RunDir
@@ -43,6 +45,7 @@ def score_rankings(
     Raises:
         InputError: no pair is judged, --out exists, or the reward cannot be used.
     """
+    began = time.monotonic()
     require_new(settings.out)
     judged = [one for one in map(_judged, records) if one.responses]
     if not judged:
@@ -70,6 +73,7 @@ def score_rankings(
         "accuracy": accuracy and asdict(accuracy),
         "ties": sum(len(group.pairs) - group.num_preferences for group in groups),
         **describe_health(verdicts, texts, unit=unit),
+        "cost": cost_of_seconds(time.monotonic() - began, settings.price_per_hour),
     }
     with new_folder(settings.out) as folder:
         run = RunDir(folder)

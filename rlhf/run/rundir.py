@@ -5,7 +5,7 @@ OUT/stage.json      stage, status, inputs and their hashes, versions, git commit
 OUT/packages.txt    every installed package with its version
 OUT/code.diff       the difference of the code from its commit, if there is one
 OUT/metrics.jsonl   one object per step; speed.json: how fast the device multiplies matrices
-OUT/heartbeat/      rank-00000.json: phase, step and count of a rank; rank-00000.stack after a stall
+OUT/heartbeat/      rank-00000.json: phase, step, count; .stack after a stall; clock.json of a job
 OUT/profile/        with --profile: a trace of every rank, and phases.json
 OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
 OUT/model, policy   the trained reward model or fine-tuned language model; the trained policy
@@ -46,6 +46,7 @@ from rlhf.records.documents import REMEDY, read_document, read_stage_document
 from rlhf.records.jsonl import write_json, write_text_atomically
 from rlhf.run.locks import lock, locked
 from rlhf.run.provenance import all_packages, code_diff, describe_environment
+from rlhf.run.telemetry.job_clock import seconds_of_jobs, seconds_until_last_heartbeat
 from rlhf.run.telemetry.notify import notify
 from rlhf.run.watchdog import watching
 
@@ -147,9 +148,7 @@ class RunDir:
         Raises:
             InputError: it is broken.
         """
-        if not self.stage_file.is_file():
-            return {}
-        return read_stage_document(self.stage_file)
+        return read_stage_document(self.stage_file) if self.stage_file.is_file() else {}
 
     @property
     def inputs(self) -> Inputs:
@@ -218,7 +217,7 @@ def open_stage(
             lock(out, _how_to_go_on(run))
         config = to_yaml(without_secrets(settings))
         write_text_atomically(run.config_file, lambda stream: stream.write(config))
-        _write_stage(run, stage, "running", inputs, seed=getattr(settings, "seed", None))
+        _write_stage(run, stage, inputs, settings)
     return run
 
 
@@ -347,14 +346,15 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
             )
 
 
-def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int | None) -> None:
+def _write_stage(run: RunDir, stage: str, inputs: Inputs, settings: Any) -> None:
     earlier = _until_last_heartbeat(run)
-    _began[run.path] = time.monotonic()
+    if getattr(settings, "shard", None) is None:  # jobs have clocks of their own
+        _began[run.path] = time.monotonic()
     described = {
         "stage": stage,
-        "status": status,
+        "status": "running",
         "inputs": inputs,
-        "seed": seed,
+        "seed": getattr(settings, "seed", None),
         **describe_environment(),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device_seconds": earlier,
@@ -368,6 +368,11 @@ def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int
 
 def device_seconds(run: RunDir) -> float:
     """Seconds of all processes in all attempts; of other processes until their last heartbeat."""
+    return _own_seconds(run) + seconds_of_jobs(run.heartbeat)
+
+
+def _own_seconds(run: RunDir) -> float:
+    """`device_seconds` without those of jobs, which have clocks of their own."""
     if run.path not in _began:
         return _until_last_heartbeat(run)
     content = run.read_stage()
@@ -376,13 +381,8 @@ def device_seconds(run: RunDir) -> float:
 
 
 def _until_last_heartbeat(run: RunDir) -> float:
-    content = run.read_stage()
-    seconds = float(content.get("device_seconds") or 0.0)
-    if content.get("status") == "running":
-        began = run.stage_file.stat().st_mtime  # nothing that runs writes it but for its end
-        beats = [file.stat().st_mtime for file in run.path.rglob("rank-*.json")]
-        seconds += (max([began, *beats]) - began) * content.get("processes", 1)
-    return seconds
+    beats = () if any(run.heartbeat.glob("job-*")) else run.path.rglob("rank-*.json")
+    return seconds_until_last_heartbeat(run.read_stage(), run.stage_file, beats)
 
 
 def _set_status(run: RunDir, status: str, **extra: str) -> None:
@@ -395,6 +395,6 @@ def _set_status(run: RunDir, status: str, **extra: str) -> None:
 
 def _stop_clock(run: RunDir) -> dict[str, Any]:
     """The content of stage.json, with the seconds until now."""
-    content = {**run.read_stage(), "device_seconds": round(device_seconds(run), 3)}
+    content = {**run.read_stage(), "device_seconds": round(_own_seconds(run), 3)}
     _began.pop(run.path, None)
     return content

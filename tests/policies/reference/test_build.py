@@ -15,6 +15,7 @@ from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import write_jsonl
 from rlhf.run.rundir import RunDir
+from rlhf.run.telemetry.job_clock import CLOCK
 from tests.pipeline.loop import SHORT, write_prompts
 from tests.pipeline.test_resume import kill_when
 from tests.servers.commands import run_group, run_process, start_process
@@ -63,8 +64,15 @@ def test_jobs_fill_one_store_with_the_rows_of_one_job(
         assert f'{{"shards": {{"stored": {stored}, "of": 12}}}}' in capsys.readouterr().out
         assert RunDir(out).read_stage()["status"] == "running"
         assert not (out / "outputs" / "manifest.json").exists()
-    assert main(arguments(prompts, tiny_model, out, "--shard", "1/3")) == 0
+    clock = out / "heartbeat" / "job-2" / CLOCK
+    clock.write_text(json.dumps({"status": "done", "device_seconds": 3600, "processes": 1}))
+    priced = ("--price-per-hour", "2")
+    assert main(arguments(prompts, tiny_model, out, "--shard", "1/3", *priced)) == 0
     assert_same_rows(whole, out)
+    cost = RunDir(out).read_report()["cost"]
+    assert 1 < cost["device_hours"] < 1.1  # an hour of the first job, and seconds of the others
+    assert cost["price"] == pytest.approx(2 * cost["device_hours"], abs=1e-5)
+    assert RunDir(out).read_stage()["device_seconds"] == 0  # the jobs' clocks have all
     assert store_in(out).manifest["prompts_hash"] == file_hash(prompts)
     before = (out / "outputs" / "manifest.json").stat().st_mtime_ns
     assert main(arguments(prompts, tiny_model, out, "--shard", "0/3")) == 0

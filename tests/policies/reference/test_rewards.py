@@ -60,6 +60,19 @@ def test_a_function_scores_what_is_stored_and_nothing_else_changes(out: Path) ->
     assert run.read_report()["reward"] == {"path": VOWELS, "hash": VOWELS}
 
 
+def test_scoring_adds_to_what_the_store_has_cost(out: Path) -> None:
+    run = RunDir(out)
+    run.stage_file.write_text(json.dumps({**run.read_stage(), "device_seconds": 3600}))
+    assert add(out, VOWELS, "--price-per-hour", "2") == 0
+    first = run.read_report()["cost"]
+    assert 1 < first["device_hours"] < 1.1  # an hour of sampling, and seconds of scoring
+    assert first["price"] == pytest.approx(2 * first["device_hours"], abs=1e-5)
+    assert add(out, LETTERS, "--replace-reward") == 0
+    second = run.read_report()["cost"]
+    assert first["device_hours"] < second["device_hours"] < 1.1
+    assert second["price_per_hour"] == 2  # as before, where none is given
+
+
 def test_a_reward_model_gives_what_it_gives_when_the_store_is_made(
     training: TrainingInputs, tmp_path: Path
 ) -> None:

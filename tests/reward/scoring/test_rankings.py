@@ -1,6 +1,7 @@
 """`rlhf score --rankings`: the report of any reward on any file of preferences."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,22 @@ def test_every_vote_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     words = ["--rankings", str(tmp_path / "votes.jsonl"), "--reward", LENGTH]
     _, report = score(capsys, tmp_path / "out", *words)
     assert (report["accuracy"]["value"], report["accuracy"]["pairs"]) == (0.8, 5)
+
+
+def test_the_report_says_what_the_measurement_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", TRL)
+    words = ["--rankings", str(tmp_path / "pairs.jsonl"), "--reward", LENGTH]
+    began = time.monotonic()
+    _, report = score(capsys, tmp_path / "out", *words, "--price-per-hour", "7200")
+    cost = report["cost"]
+    assert 0 < 3600 * cost["device_hours"] <= time.monotonic() - began + 0.01
+    assert cost["price"] == pytest.approx(7200 * cost["device_hours"], rel=0.1, abs=0.01)
+    assert "device-hours at 7,200 each" in (tmp_path / "out" / "report.html").read_text()
+    words = ["score", str(tmp_path / "pairs.jsonl"), "--reward", LENGTH, "--price-per-hour", "1"]
+    assert main([*words, "--out", str(tmp_path / "scores.jsonl")]) == 2
+    assert "--price-per-hour has no effect with FILE" in capsys.readouterr().err
 
 
 def test_an_address_gives_the_same_report_with_and_without_prompts(

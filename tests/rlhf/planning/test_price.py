@@ -14,7 +14,7 @@ from rlhf.cli import main
 from rlhf.commands.wording import cost_sentence
 from rlhf.errors import InterruptedRunError
 from rlhf.parallel.settings import ClusterSettings
-from rlhf.planning.price import amount, cost_of, cost_of_chain, cost_of_stages
+from rlhf.planning.price import amount, cost_of, cost_of_chain, cost_of_seconds, cost_of_stages
 from rlhf.records.jsonl import write_json
 from rlhf.run import rundir
 from rlhf.run.rundir import RunDir, device_seconds, open_stage, stage_status, watching_stage
@@ -172,6 +172,17 @@ def test_a_stall_keeps_the_seconds_until_then(tmp_path: Path, monkeypatch) -> No
         reported[0](InterruptedRunError("No progress", "Look at the stacks."))
     assert run.read_stage()["status"] == "interrupted"
     assert run.read_stage()["device_seconds"] == 200
+
+
+def test_seconds_have_a_price() -> None:
+    # half an hour at 3 an hour
+    assert cost_of_seconds(1800, 3.0) == {
+        "device_hours": 0.5,
+        "price_per_hour": 3.0,
+        "price": 1.5,
+        "annotator_hours": None,
+    }
+    assert cost_of_seconds(1800, None)["price"] is None
 
 
 def test_parts_count_once_in_their_stage(tmp_path: Path) -> None:
