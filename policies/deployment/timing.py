@@ -4,6 +4,8 @@ The work is random tokens of fixed lengths: prompts that share no beginning, and
 token closes, so that every model does the same.
 """
 
+import ctypes
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -186,7 +188,11 @@ class Memory:
 
 @contextmanager
 def peak_memory() -> Iterator[Memory]:
-    """Measure the peak of memory in use within the block, the weights included."""
+    """Measure the peak of memory in use within the block, the weights included.
+
+    On CPUs, what was freed before goes back to the system first: the C library keeps pages of
+    earlier models and larger batches, and they would count.
+    """
     found = Memory()
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -202,11 +208,20 @@ def peak_memory() -> Iterator[Memory]:
 
 def _reset_peak() -> bool:
     """Whether the system could be told to forget this process's peak so far."""
+    gc.collect()  # a model may be part of a cycle
+    _return_freed_pages()
     try:
         CLEAR.write_text(RESET_PEAK)
     except OSError:  # not Linux, or not allowed
         return False
     return True
+
+
+def _return_freed_pages() -> None:
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except AttributeError:  # musl, macOS
+        return
 
 
 def _repeat(
