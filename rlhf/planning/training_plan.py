@@ -115,3 +115,28 @@ def dpo_plan(
         ),
         {"computing gradients": gradients, "stepping": stepping_items(parameters)},
     )
+
+
+def fine_tuning_plans(
+    shape: Shape, computing: Pass, *, bf16: bool, processes: int, lora_rank: int
+) -> dict[str, Plan]:
+    """What each process needs for `rlhf sft` and `rlhf dpo`, which shard nothing.
+
+    `computing` is a forward pass of sequences that are all as long as the longest. DPO reads pairs,
+    so of one sequence two; `lora_rank` is that of its adapters.
+    """
+    sequences = computing.tokens // computing.length
+    pairs = replace(computing, tokens=2 * -(-sequences // 2) * computing.length)
+    sft = sft_plan(
+        shape,
+        sequences=sequences,
+        length=computing.length,
+        bf16=bf16,
+        checkpointing=computing.checkpointing,
+        processes=processes,
+    )
+    whole, adapted = (
+        dpo_plan(shape, pairs, bf16=bf16, processes=processes, lora_rank=rank)
+        for rank in (0, lora_rank)
+    )
+    return {"sft": sft, "dpo": whole, "dpo LoRA": adapted}

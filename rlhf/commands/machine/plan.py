@@ -12,7 +12,7 @@ from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 from rlhf.parallel.settings import ReduceDtype
-from rlhf.planning.plan import GIB, STAGES
+from rlhf.planning.plan import GIB, STAGES, Pass
 
 if TYPE_CHECKING:
     from rlhf.planning.strategies import Load
@@ -179,12 +179,16 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Show memory and traffic of each stage per device, and with --price-per-hour its price."""
+    """Show memory and traffic of each stage per device, and with --price-per-hour its price.
+
+    Of `sft` and `dpo` only the memory is planned.
+    """
     from rlhf.commands.machine.forecasting import forecasts
     from rlhf.planning.advice import advice_for_all, tensor_parallel_advice
     from rlhf.planning.planner import read_shape
     from rlhf.planning.strategies import USABLE, stage_bytes, strategies_of
     from rlhf.planning.traffic import Speed, step_bytes, step_seconds
+    from rlhf.planning.training_plan import fine_tuning_plans
 
     shape = read_shape(settings.model)
     load = settings.load()
@@ -211,11 +215,15 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
     price = settings.price_per_hour
+    computing = Pass(load.batch * load.length, load.length, load.checkpointing)
+    rank = load.lora_rank
+    tuning = fine_tuning_plans(shape, computing, bf16=True, processes=gpus, lora_rank=rank)
     return {
         "parameters": shape.parameters,
         "forecast": None if price is None else forecasts(settings, shape, price),
         "gib": needs,
         "fits": {n: {s: gib <= usable for s, gib in row.items()} for n, row in needs.items()},
+        "fine_tuning_gib": {name: round(one.peak / GIB, 3) for name, one in tuning.items()},
         "sent_gib": sent,
         "seconds": seconds,
         "advice": hints,
@@ -249,6 +257,7 @@ def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """The result as a table; a star marks what fits."""
     from rlhf.commands.machine.forecasting import forecast_lines
+    from rlhf.planning.strategies import USABLE
 
     lines = [
         f"{result['parameters']:,} parameters. GiB on each device; * fits, with a tenth kept free.",
@@ -262,6 +271,10 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         marks = {stage: "*" if result["fits"][name][stage] else " " for stage in STAGES}
         cells = "".join(f"{row[s]:>11,.2f}{marks[s]}" for s in STAGES)
         lines.append(f"{name:{NAME_WIDTH}}{cells}".rstrip())
+    usable = settings.gpu_memory * USABLE
+    needs = result["fine_tuning_gib"].items()
+    tuning = ", ".join(f"{n} {gib:,.2f}{'*' * (gib <= usable)}" for n, gib in needs)
+    lines += ["", f"Fine-tuning, which shards nothing: {tuning}."]
     if any(value for row in result["sent_gib"].values() for value in row.values()):
         lines += ["", "GiB that each device sends in one step."]
         lines += _rows(result["sent_gib"])

@@ -35,7 +35,9 @@ def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureF
     rows = [(line[:17].rstrip(), line[17:].split()) for line in lines[4:7]]
     assert [name for name, _ in rows] == ["DDP", "DDP bf16-weights", "LoRA"]
     assert all(cell.endswith("*") for _, cells in rows for cell in cells)
-    assert lines[8:10] == [
+    assert lines[8].startswith("Fine-tuning, which shards nothing: sft ")
+    assert lines[8].count("*") == 3
+    assert lines[10:12] == [
         "Recommended: all weights where they fit, else adapters, else vLLM:",
         "  reward: DDP, up to 1024 sequences in a forward pass.",
     ]

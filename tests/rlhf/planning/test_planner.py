@@ -18,7 +18,7 @@ from rlhf.modeling.models import new_reward_model
 from rlhf.planning import planner
 from rlhf.planning.plan import Item, Pass, Plan
 from rlhf.planning.planner import Shape, read_shape
-from rlhf.planning.training_plan import dpo_plan, reward_plan
+from rlhf.planning.training_plan import dpo_plan, fine_tuning_plans, reward_plan
 from tests.reward.encoders import build_encoder
 
 # 100 tokens of vocabulary, 2 layers, d = 8, f = 16, queries 8 wide, keys 4 wide, tied embeddings:
@@ -228,6 +228,22 @@ def test_the_plan_of_dpo_holds_one_model() -> None:
     }
     whole = dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1)
     assert whole.peak == 16 * SHAPE.parameters + max(activations, 4 * SHAPE.parameters)
+
+
+def test_fine_tuning_reads_sequences_and_pairs_and_shards_nothing() -> None:
+    # three sequences of 4 tokens; DPO reads two pairs
+    plans = fine_tuning_plans(SHAPE, Pass(12, 4), bf16=False, processes=2, lora_rank=2)
+    read = {
+        tokens: planner.activation_bytes(SHAPE, Pass(tokens, 4), bf16=False, padded=True)
+        for tokens in (12, 16)
+    }
+    # weights, two moments and buckets; then gradients and what the pass keeps
+    everything = 5 * 4 * SHAPE.parameters
+    assert plans["sft"].peak == everything + read[12] + planner.logits_bytes(SHAPE, 12)
+    assert plans["dpo"].peak == everything + read[16]
+    adapted = planner.activation_bytes(SHAPE, Pass(16, 4, lora_rank=2), bf16=False, padded=True)
+    adapters = 5 * 4 * 2 * SHAPE.lora_rows
+    assert plans["dpo LoRA"].peak == 4 * SHAPE.parameters + adapters + adapted
 
 
 def test_a_plan_as_text() -> None:
