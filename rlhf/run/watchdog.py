@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import get_type_hints
 
 from rlhf.errors import InterruptedRunError
@@ -36,9 +37,10 @@ LATE_SHARE = 0.7  # of the timeout: heartbeats of other ranks are up to a fifth 
 COLLECTIVES = (
     "torch/distributed/",
     "torch/nn/parallel/",
-    "torch/_ops.py",
     "accelerate/utils/operations.py",
 )
+OPERATORS = "torch/_ops.py"  # calls every operator of torch.ops, collective or not
+COLLECTIVE_OPERATORS = ("c10d", "symm_mem")  # are in the names of their namespaces
 BACKWARD = ("torch/autograd/graph.py",)  # calls C++, in which DDP waits for others
 
 
@@ -245,7 +247,7 @@ class _StallDetector:
         _write(self.folder, _watch.heartbeat)
         beats = sum(one.beats for one in self._others())
         if self.beats not in (None, beats) and (
-            _is_in(COLLECTIVES) or (_watch.in_step and _is_on_cuda())
+            _waits_for_others() or (_watch.in_step and _is_on_cuda())
         ):
             self.waited_at = time.monotonic()
         self.beats, self.checked_at = beats, time.monotonic()
@@ -257,17 +259,30 @@ class _StallDetector:
 
 def dump_stacks(folder: Path, heartbeat: Heartbeat) -> None:
     """Write this rank's stacks, and whether its main thread waits for others."""
-    heartbeat.waits, heartbeat.in_backward = _is_in(COLLECTIVES), _is_in(BACKWARD)
+    heartbeat.waits, heartbeat.in_backward = _waits_for_others(), _is_in(BACKWARD)
     heartbeat.on_cuda = _is_on_cuda()
     with _file(folder, heartbeat.rank).with_suffix(".stack").open("w", encoding="utf-8") as stream:
         faulthandler.dump_traceback(stream, all_threads=True)
     _write(folder, heartbeat)
 
 
+def _waits_for_others() -> bool:
+    """Whether the main thread is in a collective operation."""
+    frame = _main_frame()
+    if frame is None or OPERATORS not in frame.f_code.co_filename:
+        return _is_in(COLLECTIVES)
+    operator = str(frame.f_locals.get("self"))  # such as _c10d_functional.wait_tensor
+    return any(part in operator.partition(".")[0] for part in COLLECTIVE_OPERATORS)
+
+
 def _is_in(files: tuple[str, ...]) -> bool:
     """Whether the main thread runs code of one of these files."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = _main_frame()
     return frame is not None and any(part in frame.f_code.co_filename for part in files)
+
+
+def _main_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _is_on_cuda() -> bool:

@@ -37,6 +37,7 @@ HANG = """
 import os, sys, time
 from pathlib import Path
 import torch
+from torch.distributed._functional_collectives import all_reduce
 from rlhf.parallel.distributed import start, global_sum
 from rlhf.run.rundir import RunDir, watching_stage
 from rlhf.run.watchdog import beat
@@ -57,6 +58,8 @@ with watching_stage(run, 3.0):
 SLEEP = "time.sleep(300)"
 STOP = "import signal; os.kill(os.getpid(), signal.SIGSTOP)"
 SUM = "global_sum(accelerator, 1.0)"
+WAIT = "all_reduce(torch.ones(1), 'sum', torch.distributed.group.WORLD).tolist()"
+MULTIPLY = "[torch.ops.aten.mm(*[torch.ones(3000, 3000)] * 2) for _ in range(300)]"
 BACKWARD = "model(torch.ones(1, 2)).sum().backward()"
 
 
@@ -65,6 +68,8 @@ BACKWARD = "model(torch.ones(1, 2)).sum().backward()"
     [
         (SLEEP, SUM, 0, "global_sum"),
         (STOP, SUM, 0, "global_sum"),
+        (MULTIPLY, SUM, 0, "global_sum"),  # both kinds of operators are called by torch/_ops.py
+        (SLEEP, WAIT, 0, "wait_tensor"),
         # DDP talks before its second pass
         pytest.param(SLEEP, BACKWARD, 0, "_pre_forward", marks=pytest.mark.slow),
         (SLEEP, BACKWARD, 2, "_engine_run_backward"),  # and averages gradients below Python
