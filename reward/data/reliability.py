@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from scipy.special import logit
-
 from rlhf.errors import InputError
 from rlhf.records.reliability import (
     TOLERANCE,
@@ -55,6 +53,8 @@ def weights_of(reliability: Mapping[str, Reliability]) -> dict[str, float]:
     Raises:
         InputError: nobody is right more often than a coin.
     """
+    from scipy.special import logit  # absent on a rented GPU, which needs no weights
+
     odds = {name: max(0.0, float(logit(one.value))) for name, one in reliability.items()}
     largest = max(odds.values())
     if not largest > TOLERANCE:

@@ -31,8 +31,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
-from scipy.optimize import brentq
-from scipy.special import expit
 from torch import Tensor
 
 from reward.data.groups import Group, Pointwise
@@ -185,6 +183,8 @@ def gradient(
     rewards: Float[ndarray, " T"], good: Float[ndarray, " T"], b: float
 ) -> Float[ndarray, " T"]:
     """Derivative by b of −log σ(r − b) where good is 1, of −log σ(b − r) where it is 0."""
+    from scipy.special import expit  # a rented GPU has no scipy, and its rankings have no thumbs
+
     found: Float[ndarray, " T"] = good - expit(rewards - b)
     return found
 
@@ -198,6 +198,8 @@ def solve(
     reward, so that b stays finite for ups alone. The derivative rises in b, so its root is
     the minimum.
     """
+    from scipy.optimize import brentq  # as above
+
     mean = float(rewards.mean())
     rewards, good = np.append(rewards, [mean, mean]), np.append(good, [1.0, 0.0])
     weights = np.append(weights, [weights.mean() / 2] * 2)

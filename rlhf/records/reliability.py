@@ -19,8 +19,6 @@ from itertools import product
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
-from scipy.special import expit, logit
-from scipy.stats import binomtest
 
 TOLERANCE = 1e-7  # of reliability, between two steps of EM
 MOST_STEPS = 1000
@@ -107,6 +105,8 @@ def run_em(
         sign: of each vote: 1 where the first response wins, else -1.
         most_steps: after which it ends at the latest.
     """
+    from scipy.special import expit, logit  # slow to import, and absent on a rented GPU
+
     number = np.bincount(annotator)
     posterior = np.bincount(item, sign > 0) / np.bincount(item)  # the share of votes for the first
     accuracy = np.full(len(number), 0.5)
@@ -120,5 +120,7 @@ def run_em(
 
 
 def _with_interval(value: float, number: int) -> Reliability:
+    from scipy.stats import binomtest  # as above
+
     interval = binomtest(round(value * number), number).proportion_ci(method="wilson")
     return Reliability(value, float(interval.low), float(interval.high), number)

@@ -28,7 +28,10 @@ for stage, *words in {stages}:
     flags = [*words, "--rehearse", "--out", {out}]
     import_module(f"examples.benchmarks.gpu.{{stage}}").main(flags)
 """
-NOT_THERE = ("trl", "datasets", "gradio", "deepspeed", "sqlite_utils", "nh3", "sacrebleu", "gguf")
+NOT_THERE = (
+    *("trl", "datasets", "gradio", "deepspeed", "sqlite_utils", "nh3", "sacrebleu", "gguf"),
+    "scipy",
+)
 
 
 def rehearse(stages: Any, out: Path, blocked: tuple[str, ...]) -> str:
@@ -163,3 +166,11 @@ def test_all_stages_one_after_the_other(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_reward_stages_do_without_pyarrow(tmp_path: Path) -> None:
     rehearse(STAGES[:3], tmp_path, (*NOT_THERE, "pyarrow", "matplotlib"))
+
+
+def test_what_the_stages_import_needs_no_scipy() -> None:
+    modules = ("flex_lengths", "reward_model", "ppo_steps")
+    code = "import sys; sys.modules['scipy'] = None\n" + "\n".join(
+        f"import examples.benchmarks.gpu.{module}" for module in modules
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
