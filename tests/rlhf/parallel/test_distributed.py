@@ -16,7 +16,7 @@ from rlhf.ranks import is_main_process
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 from tests.servers.commands import run_program, start_process
-from tests.waiting import wait_until
+from tests.servers.waiting import wait_until
 
 MAIN = """
 import os, sys

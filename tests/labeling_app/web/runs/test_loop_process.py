@@ -28,7 +28,7 @@ from rlhf.run.loops.train_now import (
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 from tests.pipeline.loop import write_prompts
 from tests.rlhf.run.loops.folders import make_loop, make_round
-from tests.waiting import wait_until
+from tests.servers.waiting import wait_until
 
 OPEN = (
     "new_rankings",

@@ -22,7 +22,7 @@ from tests.pipeline.loop import SIGNAL, read_json, write_prompts
 from tests.pipeline.signals import count_vowels
 from tests.servers.commands import REPOSITORY
 from tests.servers.listener import Listener
-from tests.waiting import wait_until
+from tests.servers.waiting import wait_until
 
 STAGES = """
 stages:
