@@ -14,30 +14,26 @@ from tests.policies.training import TrainingInputs, build_training
 from tests.reward.conftest import build_record, export
 from tests.servers.commands import run_group
 
-PROGRAM = """
+PROGRAM = '''
 import contextlib, io, json, os, sys
 from pathlib import Path
 from rlhf.records import fingerprints
 
 hashed = []
 
-def noting(plain):
-    def call(*inputs):
+def note(name, plain):
+    """Note what a function is called with, in all modules, which may have imported it already."""
+    def call(*inputs, **named):
         hashed.append(str(inputs[0]))
-        return plain(*inputs)
-    return call
+        return plain(*inputs, **named)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is plain:
+            setattr(module, name, call)
 
 from policies.reference import shards
 from rlhf.cli import main
-file_hash = fingerprints.file_hash
-for module in list(sys.modules.values()):  # also those that have imported it already
-    if getattr(module, "__dict__", {}).get("file_hash") is file_hash:
-        module.file_hash = noting(file_hash)
-plain = shards.require_unchanged
-def check(path, *inputs, **named):
-    hashed.append(str(path))
-    return plain(path, *inputs, **named)
-shards.require_unchanged = check
+note("file_hash", fingerprints.file_hash)
+note("require_unchanged", shards.require_unchanged)
 from rlhf.ranks import exit_process, rank
 
 found = []
@@ -49,7 +45,7 @@ for command in json.loads(Path(sys.argv[1]).read_text()):
     found.append({"code": code, "said": said.getvalue(), "hashed": list(hashed)})
 Path(sys.argv[1]).with_suffix(f".{rank()}").write_text(json.dumps(found))
 exit_process(0)
-"""
+'''
 
 
 def run_two(folder: Path, commands: list[list[str]]) -> list[list[dict[str, Any]]]:
