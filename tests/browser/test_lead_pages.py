@@ -8,11 +8,15 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from labeling_app.annotators.users import Users
+from labeling_app.db.board.overlap import set_overlap
+from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.access.cookies import make_cookie
 from labeling_app.web.access.sign_in import COOKIE
+from rlhf.records.schema import Message, Prompt, Response
 from tests.browser.test_whole_session import require_accessible
 from tests.labeling_app.data_io.test_other_tools import ARGILLA
+from tests.labeling_app.web.lead.test_served import TITLE, serve_and_judge
 
 pytestmark = pytest.mark.browser
 
@@ -237,4 +241,37 @@ def test_a_lead_edits_the_rubric_and_the_board_shows_it(lead):
     assert page.input_value("#text").startswith("Prefer **true**")
     page.goto(app.url)
     page.wait_for_selector(".rb-rubric strong:has-text('true')")
+    assert page.evaluate("window.hacked") is None
+
+
+def rank_and_judge(store: Store) -> None:
+    """Two people disagree on twelve responses; users judge policies that are served."""
+    prompt = Prompt.create((Message(role="user", content=f"Why? {'y' * 200}"),), "train", "in")
+    store.add_prompts([prompt])
+    store.add_responses(
+        Response(id=f"r{n}", prompt_id=prompt.id, text=f"{n:02} {RUNS}", model="m")
+        for n in range(12)
+    )
+    set_overlap(store.connections, 2)
+    queue = TaskQueue(store)
+    for name, falls in ((f"ann {RUNS}", False), ("b" * 90, True)):
+        Users(store).add(name, "annotator", "long enough")
+        while task := queue.next_task(name):
+            places = sorted(range(len(task.texts)), key=task.texts.__getitem__, reverse=falls)
+            tiers = tuple((place,) for place in places)
+            queue.submit(name, Submission(id=f"{name[0]}{task.id}", task_id=task.id, tiers=tiers))
+    serve_and_judge(store, f"{RUNS}{'x' * 90}", policy=(30, 70), against=(60, 40))
+    serve_and_judge(store, "base", policy=(1, 0), against=(0, 0))
+
+
+def test_what_people_like_better_is_readable_and_the_page_fits_a_phone(lead, tmp_path):
+    app, page = lead
+    with Store(app.db) as store:
+        rank_and_judge(store)
+    page.click("nav a:has-text('Quality')")
+    expect(page.get_by_role("heading", name=TITLE)).to_be_visible()
+    expect(page.get_by_text(f"People like {RUNS}")).to_be_visible()
+    expect(page.locator(".bars li")).to_have_count(12)
+    require_good_looks(page, "quality with served policies")
+    page.screenshot(path=tmp_path / "quality.png", full_page=True)
     assert page.evaluate("window.hacked") is None
