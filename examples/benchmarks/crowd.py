@@ -1,6 +1,7 @@
 """A hundred people who submit rankings, in one thread: sockets and bytes, not an HTTP library.
 
-A lead who looks at pages meanwhile has a process of its own, or the hundred would delay it.
+A lead who looks at pages meanwhile has a process of its own, or the hundred would delay it. There
+is a loop with evaluated rounds for the page *Runs*.
 
 People's browsers do not compute on the server, so what plays them must leave it its processors.
 """
@@ -14,12 +15,16 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
+from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 RESPONSES = 4
 LEAD_PAUSE_SECONDS = 0.1
+STAGES = ("export", "train-reward", "reference", "ppo", "evaluate")
+OPEN_TO_LEADS = "[rounds, new_rankings, stages.ppo.steps]"
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
@@ -150,3 +155,42 @@ def _visit(pipe: Any, port: int, cookie: str, paths: list[str]) -> None:
     while not pipe.poll(LEAD_PAUSE_SECONDS):
         visits.append(visit(paths[len(visits) % len(paths)]))
     pipe.send(visits)
+
+
+def evaluated_loop(file: Path, out: Path, num_rounds: int) -> None:
+    """Write a loop's settings file and its folder, with rounds that are done, evaluated and read.
+
+    The folder holds what the page *Runs* reads: no models, no labels.
+    """
+    from rlhf.records.jsonl import write_json
+    from rlhf.run.loops.promotion import promote
+    from rlhf.run.rundir import RunDir
+
+    text = f"out: {out}\nmodel: m\nrounds: {num_rounds}\nlead_may: {OPEN_TO_LEADS}\n"
+    file.write_text(text, encoding="utf-8")
+    loop = RunDir(out)
+    commands: list[dict[str, Any]] = []
+    results, log = [], []
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    for number in range(num_rounds):
+        for name in ("round" if number else "generate", *STAGES):
+            done = {"started_at": began.isoformat(), "seconds": 1234.5, "exit_code": 0}
+            commands.append({"round": number, "stage": name, **done})
+            began += timedelta(seconds=1300)
+            log += [f"rlhf {name} --config {out}/round-{number}/settings/{name}.yaml"] * 10
+        for folder in ("reward", "reference", "ppo", "evaluate"):
+            run = RunDir(out / f"round-{number}" / folder)
+            write_json(run.stage_file, {"stage": folder, "status": "done"})
+            run.report_html.write_text(f"<!doctype html><h1>{folder}</h1>", encoding="utf-8")
+        rate = {"value": 0.62, "low": 0.55, "high": 0.69, "level": 0.95, "n": 200, "p_value": 0.004}
+        found = {"round": number, "judge": "a reward model", "outcome": "better", "accuracy": rate}
+        found |= {"rankings": 1000 * (number + 1), "new_rankings": 1000}
+        results.append({**found, "win_rate": {"original": rate, "before": rate}})
+    write_json(loop.stage_file, {"stage": "loop", "status": "done"})
+    loop.config_file.write_text(text, encoding="utf-8")
+    write_json(loop.commands_file, {"commands": commands})
+    stopped = f"{num_rounds} of {num_rounds} rounds are done."
+    write_json(loop.report_json, {"rounds": results, "stopped": stopped})
+    (out / "loop.log").write_text("\n".join(log), encoding="utf-8")
+    for number in range(num_rounds):
+        promote(out, number, "lead")

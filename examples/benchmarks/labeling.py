@@ -6,7 +6,8 @@ submit is one request whose answer holds the next task. Measured:
     load      no think time, 10 submits each; rankings lost or stored twice
     bare      the same write behind one route of a bare FastAPI app, same clients
     pace      12 submits a second in all
-    leads     load without and with a lead who opens a page every 100 ms; the wait for the pages
+    leads     load without and with a lead who opens a page of the app and of a loop with eight
+              rounds every 100 ms; the wait for the pages
     browser   from Ctrl+Enter to the next task on the screen of a headless Chromium
     promises  tests: kill -9 while people submit, 60 requests at once, a full disk
 
@@ -37,7 +38,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crowd import RESPONSES, Annotator, drive, visiting
+from crowd import RESPONSES, Annotator, drive, evaluated_loop, visiting
 
 if TYPE_CHECKING:
     from labeling_app.db.store import Store
@@ -48,8 +49,10 @@ ANNOTATORS = 100
 SUBMITS_EACH = 10
 SUBMITS_PER_SECOND = 12
 LEAD_PAIRS = 3
-LEAD_SUBMITS_EACH = 30
-LEAD_PROMPTS = 12_000  # each for two people
+LEAD_SUBMITS_EACH = {"no lead": 100, "lead": 500}  # as long as a lead needs for 300 visits
+LEAD_QUICK = dict.fromkeys(LEAD_SUBMITS_EACH, 30)
+RANKED_BEFORE = 5_000
+ROUNDS = 8
 LEAD_PAGES = [f"/lead/{name}" for name in ("data", "people", "quality", "runs", "rubric")]
 TESTS = "tests/labeling_app/db/"
 KILL = "test_kill.py::test_{}_rounds_of_kill_lose_nothing"
@@ -222,31 +225,32 @@ def measure_pace(db: Path, port: int, seconds: float) -> dict[str, float]:
     return {"submits_per_second": len(waits) / seconds, **percentiles(waits)}
 
 
-def measure_leads(folder: Path, pairs: int) -> list[dict[str, Any]]:
+def measure_leads(folder: Path, pairs: int, submits_each: dict[str, int]) -> list[dict[str, Any]]:
     """Pairs of a rush without and with a lead, on a database with 5,000 rankings and more."""
     from labeling_app.annotators.users import Users
     from labeling_app.db.store import Store
     from labeling_app.web.access.cookies import make_cookie
 
     db, loop = folder / "out" / "labels.db", folder / "loop.yaml"
-    build_database(db, LEAD_PROMPTS)
+    wanted = RANKED_BEFORE + pairs * ANNOTATORS * sum(submits_each.values())
+    build_database(db, wanted // 2 + 500)  # each for two people
     with Store(db) as store:
         Users(store).add("lead", "lead", "long enough")
         cookie = make_cookie(store.secret, "lead", 0)
-    loop.write_text(f"out: {db.parent}\nmodel: m\n", encoding="utf-8")
+    evaluated_loop(loop, db.parent, ROUNDS)
     os.sync()
     command = ["label", "--db", str(db), "--loop", str(loop), "--overlap", "2"]
     runs: list[dict[str, Any]] = []
     with serving("-m", "rlhf.cli", *command) as server:
 
-        def rush(submits_each: int) -> dict[str, float]:
-            return measure_rush(server, sign_in_all(db, server.port), submits_each)
+        def rush(submits: int) -> dict[str, float]:
+            return measure_rush(server, sign_in_all(db, server.port), submits)
 
-        rush(5_000 // ANNOTATORS)
+        rush(RANKED_BEFORE // ANNOTATORS)
         for _ in range(pairs):
-            runs.append({"case": "no lead", **rush(LEAD_SUBMITS_EACH)})
+            runs.append({"case": "no lead", **rush(submits_each["no lead"])})
             with visiting(server.port, cookie, LEAD_PAGES) as visits:
-                found = rush(LEAD_SUBMITS_EACH)
+                found = rush(submits_each["lead"])
             pages = percentiles([seconds for _, seconds in visits])
             lead = {f"page_{name}": value for name, value in pages.items()}
             slowest = {
@@ -352,7 +356,8 @@ def main() -> None:
         serve_bare(arguments.bare, arguments.port)
         return
     with tempfile.TemporaryDirectory() as name:
-        leads = partial(measure_leads, Path(name), 1 if arguments.quick else LEAD_PAIRS)
+        size = (1, LEAD_QUICK) if arguments.quick else (LEAD_PAIRS, LEAD_SUBMITS_EACH)
+        leads = partial(measure_leads, Path(name), *size)
         runs = leads() if arguments.only_leads else measure_all(Path(name), arguments, leads)
     for run in runs:
         print(*(f"{key}={value:.4g}" if key != "case" else value for key, value in run.items()))
