@@ -34,7 +34,7 @@ def build_prompt(text: str, split: str = "train") -> Prompt:
 def quality_page(store: Store) -> str:
     """The HTML of the page Quality."""
     frame = LeadFrame()
-    frame.templates.filters |= FILTERS
+    frame.add_filters(**FILTERS)
     sender = User(name="lea", role="lead", disabled=False, epoch=0)
     values = {
         "quality": measure_quality(store),

@@ -31,6 +31,7 @@ from rlhf.errors import InputError
 
 MAX_BODY_BYTES = 300_000
 PAGES = Path(__file__).parents[1] / "pages"
+Filter = Callable[..., str]
 SHARED_FILES = {name: PAGES / "lead" / name for name in ("lead.css", "lead.js")}
 
 
@@ -63,6 +64,16 @@ class LeadFrame:
     def add_files(self, *paths: Path) -> None:
         """Serve scripts and styles as `/lead/files/NAME`."""
         self.files |= {path.name: path for path in paths}
+
+    def add_filters(self, **filters: Filter) -> None:
+        """Let the templates of all pages use these filters.
+
+        Raises:
+            ValueError: another page has added one of this name.
+        """
+        if taken := filters.keys() & self.templates.filters.keys():
+            raise ValueError(f"Two pages have a filter of the name {', '.join(sorted(taken))}")
+        self.templates.filters |= filters
 
     def page(self, request: Request, template: str, **values: Any) -> HTMLResponse:
         """A page for whoever sends the request, from a template in `pages/`."""

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from labeling_app.db.store import Store
 from labeling_app.quality.report import Quality, measure_file, open_work, state_of_rankings
 from labeling_app.rankings.agreement import Interval
-from labeling_app.web.lead.frame import LeadFrame
+from labeling_app.web.lead.frame import Filter, LeadFrame
 from labeling_app.web.lead.served import Compare, compared_policies
 from rlhf.records.wording import counted
 
@@ -97,7 +97,7 @@ def add_quality_page(
         compare: compares the thumbs of two served policies.
     """
     frame.add_to_navigation("Quality", PATH)
-    frame.templates.filters |= FILTERS
+    frame.add_filters(**FILTERS)
     measurements = Measurements(store)
 
     @app.get(PATH)
@@ -135,7 +135,7 @@ def _coefficient(value: Interval | None) -> str:
     )
 
 
-FILTERS = {
+FILTERS: dict[str, Filter] = {
     "interval": _interval,
     "coefficient": _coefficient,
     "percent": _percent,

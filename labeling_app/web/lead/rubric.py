@@ -24,7 +24,7 @@ def add_rubric_page(app: FastAPI, frame: LeadFrame, store: Store) -> None:
     """Serve the page, the preview, and saving."""
     frame.add_to_navigation("Rubric", PATH)
     frame.add_files(PAGES / "lead" / "rubric.js")
-    frame.templates.filters["clock"] = _clock
+    frame.add_filters(day_and_time=_day_and_time)
 
     @app.get(PATH)
     def page(request: Request) -> HTMLResponse:
@@ -56,5 +56,5 @@ def _text(payload: Payload) -> str:
     return text
 
 
-def _clock(seconds: float) -> str:
+def _day_and_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from labeling_app.web.lead.frame import Filter
 from labeling_app.web.runs import picture
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.progress import clock, read_rounds
@@ -58,7 +59,7 @@ def _rate(rate: dict[str, Any] | None) -> str:
     return "–" if rate is None else rate_in_words(rate)
 
 
-FILTERS = {"duration": duration, "clock": clock, "rate": _rate}
+FILTERS: dict[str, Filter] = {"duration": duration, "clock": clock, "rate": _rate}
 
 
 def content(process: LoopProcess) -> dict[str, Any]:

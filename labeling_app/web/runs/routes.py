@@ -35,7 +35,7 @@ def add_runs_page(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
     """
     frame.add_to_navigation("Runs", PATH)
     frame.add_files(FILES / "runs.css", FILES / "runs.js")
-    frame.templates.filters |= FILTERS
+    frame.add_filters(**FILTERS)
 
     @app.get(PATH)
     def page(request: Request) -> HTMLResponse:

@@ -9,12 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
+from fastapi import FastAPI
 
+from labeling_app.annotators.users import User
+from labeling_app.db.board.rubrics import save_rubric
+from labeling_app.db.queue import TaskQueue
+from labeling_app.db.store import Store
+from labeling_app.web.access.middleware import USER
+from labeling_app.web.app import add_lead_pages
+from labeling_app.web.board.session import Board
+from labeling_app.web.lead.frame import LeadFrame
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.page import status_of
-from labeling_app.web.runs.routes import answer
+from labeling_app.web.runs.routes import add_runs_page, answer
 from rlhf.commands.loop.opened import read_loop_file
 from rlhf.errors import ConfigError
 from rlhf.records.jsonl import write_json
@@ -26,6 +36,7 @@ from rlhf.run.loops.train_now import (
     write_waiting,
 )
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
+from tests.labeling_app.conftest import run_async
 from tests.pipeline.loop import write_prompts
 from tests.rlhf.run.loops.folders import make_loop, make_round
 from tests.servers.waiting import wait_until
@@ -318,3 +329,28 @@ def test_promotions_name_the_lead(process: LoopProcess) -> None:
     assert send(process, "rollback").startswith("No policy of ")
     assert '"by": "lea"' in process.file.run.promoted_file.read_text("utf-8")
     assert send(process, "steal") == "Unknown operation. Reload the page."
+
+
+def test_every_page_of_a_lead_opens_beside_runs(process: LoopProcess, store: Store) -> None:
+    save_rubric(store.connections, "Be kind.", "lea")
+    app = FastAPI()
+    frame = add_lead_pages(app, Board(store, TaskQueue(store)), 1_000)
+    add_runs_page(app, frame, process)
+    lea = User(name="lea", role="lead", disabled=False, epoch=0)
+
+    async def as_lead(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, USER: lea}, receive, send)
+
+    async def open_all() -> list[int]:
+        transport = httpx.ASGITransport(as_lead)
+        async with httpx.AsyncClient(transport=transport, base_url="http://label") as client:
+            return [(await client.get(link.path)).status_code for link in frame.links]
+
+    assert run_async(open_all()) == [200] * 5
+
+
+def test_two_pages_cannot_share_the_name_of_a_filter() -> None:
+    frame = LeadFrame()
+    frame.add_filters(clock=str)
+    with pytest.raises(ValueError, match="Two pages have a filter of the name clock"):
+        frame.add_filters(clock=repr)
