@@ -4,7 +4,6 @@ Each job writes a file of its own, beside its heartbeat. A job that was killed h
 last heartbeat, as a stage has.
 """
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.ranks import is_main_process, world_size
+from rlhf.records.documents import read_stage_document
 from rlhf.records.jsonl import write_json
 
 CLOCK = "clock.json"
@@ -50,7 +50,7 @@ def seconds_of_jobs(heartbeat: Path) -> float:
 def _seconds_of(file: Path) -> float:
     if not file.is_file():
         return 0.0
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = read_stage_document(file)
     if file in _began:
         taken = time.monotonic() - _began[file]
         return float(content["device_seconds"]) + taken * int(content["processes"])

@@ -101,4 +101,4 @@ def test_the_metrics_of_a_training_have_the_lag_of_the_slower_process(
     rows = read_metrics(out / "metrics.jsonl")
     assert rows
     for row in rows:  # the mean of 0.6 s in one process and nothing in the other
-        assert LAG / 2 - 0.1 < row["seconds/waiting_for_ranks"] < LAG / 2 + 0.3
+        assert LAG / 2 - 0.1 < row["seconds/waiting_for_ranks"] < LAG / 2 + 1
