@@ -245,13 +245,15 @@ def test_a_lead_edits_the_rubric_and_the_board_shows_it(lead):
 
 
 def rank_and_judge(store: Store) -> None:
-    """Two people disagree on twelve responses; users judge policies that are served."""
-    prompt = Prompt.create((Message(role="user", content=f"Why? {'y' * 200}"),), "train", "in")
-    store.add_prompts([prompt])
-    store.add_responses(
-        Response(id=f"r{n}", prompt_id=prompt.id, text=f"{n:02} {RUNS}", model="m")
-        for n in range(12)
-    )
+    """Two people disagree, mostly on twelve responses; users judge policies that are served."""
+    for number in range(4):
+        chat = (Message(role="user", content=f"{number} {'y' * 200}"),)
+        prompt = Prompt.create(chat, "train", "in")
+        store.add_prompts([prompt])
+        store.add_responses(
+            Response(id=f"{number}-{n}", prompt_id=prompt.id, text=f"{n:02} {RUNS}", model="m")
+            for n in range(12)
+        )
     set_overlap(store.connections, 2)
     queue = TaskQueue(store)
     for name, falls in ((f"ann {RUNS}", False), ("b" * 90, True)):
