@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -34,6 +35,21 @@ def end_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def ending_with_parent(command: Sequence[str]) -> list[str]:
+    """The words that start a command for which `end_with_parent` holds.
+
+    A small interpreter says so and becomes the command. `preexec_fn` could say it as well, but runs
+    Python after the fork, which may crash where other threads are at work.
+    """
+    if sys.platform != "linux":
+        return [*command]
+    program = (
+        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGTERM:d}); "
+        "os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-I", "-S", "-c", program, *command]
 
 
 def is_in_group() -> bool:

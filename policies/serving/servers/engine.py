@@ -18,7 +18,7 @@ import httpx
 
 from policies.serving.settings import Engine
 from rlhf.errors import InputError
-from rlhf.ranks import end_with_parent
+from rlhf.ranks import ending_with_parent
 
 POLL_SECONDS = 0.2
 HEALTH_SECONDS = 5.0
@@ -142,11 +142,10 @@ class EngineProcess:
     def _start(self) -> None:
         self._began = time.monotonic()
         self._process = subprocess.Popen(
-            self._command,
+            ending_with_parent(self._command),  # nobody could reach it without the proxy
             stdin=subprocess.DEVNULL,
             stdout=STDERR if "vllm" in self._command[0] else subprocess.DEVNULL,
             process_group=0,  # a Ctrl-C reaches only the proxy, which ends the group
-            preexec_fn=end_with_parent,  # nobody could reach it without the proxy
         )
 
     def _answers(self) -> bool:
