@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.planning.price import cost_in_words
-from rlhf.records.wording import counted as counted
 from rlhf.run.intervals import in_words
 
 CHANCE = 0.5

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def wait_until(is_so: Callable[[], object], seconds: float = 300) -> None:
-    """Fail if it is not so within some seconds: many, for a machine that is busy."""
+    """Wait until a condition holds, or fail: the limit is long, since the machine may be busy."""
     limit = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < limit, f"not so after {seconds} s"

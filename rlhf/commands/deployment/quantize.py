@@ -5,7 +5,7 @@ from typing import Any
 from policies.deployment.settings import OF_POLICIES
 from policies.deployment.settings import QuantizeSettings as Settings
 from rlhf.commands.idle_settings import refuse_idle
-from rlhf.commands.wording import counted
+from rlhf.records.wording import counted
 
 EXAMPLE = """rlhf quantize runs/first/ppo --to int8 --prompts rankings \\
     --reward runs/first/reward --out runs/first/int8"""

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlhf.commands.idle_settings import refuse_idle
-from rlhf.commands.wording import counted, next_command
+from rlhf.commands.wording import next_command
 from rlhf.config import read_text, require_range
 from rlhf.errors import ConfigError
+from rlhf.records.wording import counted
 
 EXAMPLE = """rlhf annotate --db labels.db \\
     --annotator signal:examples.quickstart.sentiment:score"""

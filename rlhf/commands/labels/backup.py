@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.commands.wording import counted, listed
+from rlhf.commands.wording import listed
+from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf backup --db labels.db --out backups/monday.db"
 HELD = ("prompts", "responses", "rankings")

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rlhf.commands.wording import counted, listed
+from rlhf.commands.wording import listed
+from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf export --db labels.db --out rankings"
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from rlhf.commands.wording import counted, listed, next_command
+from rlhf.commands.wording import listed, next_command
 from rlhf.errors import ConfigError
+from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf import prompts.jsonl --db labels.db"
 HELD = ("prompts", "responses", "rankings")

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 from policies.sampling.settings import require_sampling
 from rlhf.commands.idle_settings import refuse_idle
-from rlhf.commands.wording import counted, next_command
+from rlhf.commands.wording import next_command
 from rlhf.config import require_range
 from rlhf.config.template_kwargs import TemplateKwargs
 from rlhf.errors import ConfigError
+from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf label --db labels.db"
 OF_LIVE_MODE = (

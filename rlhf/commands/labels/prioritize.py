@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from rlhf.commands.wording import counted, next_command
+from rlhf.commands.wording import next_command
 from rlhf.config import MAX_SEED, Precision, require_range
 from rlhf.config.template_kwargs import TemplateKwargs
+from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf prioritize --db labels.db --reward runs/first/reward"
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.commands.loop.children import read_commands
-from rlhf.commands.wording import counted, judge_name
+from rlhf.commands.wording import judge_name
 from rlhf.planning.price import JUDGES, cost_of_stages, price_of_a_point
 from rlhf.records.ranked import read_manifest
+from rlhf.records.wording import counted
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir
 from rlhf.run.status import align

@@ -14,7 +14,8 @@ from rlhf.commands.loop.children import say
 from rlhf.commands.loop.new_rankings import Exported, count_new
 from rlhf.commands.loop.schedule import next_start
 from rlhf.commands.loop.settings import LoopSettings
-from rlhf.commands.wording import counted, next_command
+from rlhf.commands.wording import next_command
+from rlhf.records.wording import counted
 from rlhf.run.loops.pausing import read_pause
 from rlhf.run.loops.train_now import (
     Waiting,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from cyclopts import Parameter
 
 from rlhf.commands.idle_settings import refuse_idle
-from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 from rlhf.parallel.settings import ReduceDtype
 from rlhf.planning.plan import GIB, STAGES, Pass
+from rlhf.records.wording import counted
 
 if TYPE_CHECKING:
     from rlhf.planning.strategies import Load

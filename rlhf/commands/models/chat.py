@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.sampling.settings import require_sampling
-from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.config.template_kwargs import TemplateKwargs
+from rlhf.records.wording import counted
 
 if TYPE_CHECKING:
     from rlhf.records.schema import Prompt, Response

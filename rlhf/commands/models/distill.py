@@ -5,7 +5,8 @@ from typing import Any
 from policies.deployment.distill.settings import OF_POLICIES
 from policies.deployment.distill.settings import DistillSettings as Settings
 from rlhf.commands.idle_settings import refuse_idle
-from rlhf.commands.wording import advice_on_speed, counted, next_command
+from rlhf.commands.wording import advice_on_speed, next_command
+from rlhf.records.wording import counted
 
 EXAMPLE = """rlhf distill --teacher runs/first/ppo \\
     --student models/SmolLM2-135M-Instruct --half \\

@@ -3,7 +3,8 @@
 from typing import Any
 
 from policies.dpo.settings import DPOSettings as Settings
-from rlhf.commands.wording import advice_on_speed, counted, next_command
+from rlhf.commands.wording import advice_on_speed, next_command
+from rlhf.records.wording import counted
 
 EXAMPLE = """rlhf dpo --rankings rankings --model models/SmolLM2-135M-Instruct \\
     --learning-rate 1e-5 --out runs/first/dpo"""

@@ -9,9 +9,10 @@ from cyclopts import Parameter
 
 from policies.evaluate.settings import EvaluateSettings
 from rlhf.commands.idle_settings import refuse_idle
-from rlhf.commands.wording import command_line, counted, described_kl, judge_name, listed
+from rlhf.commands.wording import command_line, described_kl, judge_name, listed
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
+from rlhf.records.wording import counted
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir, require_done
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 from policies.sampling.settings import GenerateSettings as Settings
-from rlhf.commands.wording import counted, next_command
+from rlhf.commands.wording import next_command
 from rlhf.errors import InputError
+from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf generate --db labels.db --model models/SmolLM2-135M-Instruct -k 4"
 

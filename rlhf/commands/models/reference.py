@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from policies.reference.settings import ReferenceSettings as Settings
-from rlhf.commands.wording import counted, next_command
+from rlhf.commands.wording import next_command
+from rlhf.records.wording import counted
 
 EXAMPLE = """rlhf reference --prompts rankings --model models/SmolLM2-135M-Instruct \\
     --reward runs/first/reward --out runs/first/reference"""

@@ -3,7 +3,8 @@
 from typing import Any
 
 from policies.rounds.settings import RoundSettings as Settings
-from rlhf.commands.wording import counted, listed, next_command
+from rlhf.commands.wording import listed, next_command
+from rlhf.records.wording import counted
 
 EXAMPLE = """rlhf round --db labels.db --policy runs/first/ppo \\
     --reference runs/first/reference --reward runs/first/reward"""

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reward.settings import ScoreSettings as Settings
-from rlhf.commands.wording import accuracy_of_longer, counted, doubt
+from rlhf.commands.wording import accuracy_of_longer, doubt
+from rlhf.records.wording import counted
 from rlhf.run.intervals import in_words
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from policies.serving.settings import Engine, KeepSettings, read_share
 from reward.serving.settings import ScoringSettings
 from reward.settings import require_choice
 from rlhf.commands.idle_settings import refuse_idle
-from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.config.template_kwargs import TemplateKwargs
 from rlhf.endpoints.urls import LOOPBACK
 from rlhf.errors import ConfigError
+from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf serve --policy runs/first/ppo --db labels.db"
 OF_POLICIES = (

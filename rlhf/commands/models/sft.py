@@ -3,7 +3,8 @@
 from typing import Any
 
 from policies.sft.settings import SFTSettings as Settings
-from rlhf.commands.wording import advice_on_speed, counted, next_command
+from rlhf.commands.wording import advice_on_speed, next_command
+from rlhf.records.wording import counted
 
 EXAMPLE = """rlhf sft --demonstrations demonstrations \\
     --model models/SmolLM2-135M-Instruct --out runs/first/sft"""

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from rlhf.commands.idle_settings import refuse_idle
-from rlhf.commands.wording import counted
 from rlhf.config import require_range
+from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf runs promote runs/loop --round 1"
 
