@@ -37,7 +37,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def ending_with_parent(command: Sequence[str]) -> list[str]:
+def command_ending_with_parent(command: Sequence[str]) -> list[str]:
     """The words that start a command for which `end_with_parent` holds.
 
     A small interpreter says so and becomes the command. `preexec_fn` could say it as well, but runs

@@ -18,7 +18,7 @@ import httpx
 
 from policies.serving.settings import Engine
 from rlhf.errors import InputError
-from rlhf.ranks import ending_with_parent
+from rlhf.ranks import command_ending_with_parent
 
 POLL_SECONDS = 0.2
 HEALTH_SECONDS = 5.0
@@ -142,7 +142,7 @@ class EngineProcess:
     def _start(self) -> None:
         self._began = time.monotonic()
         self._process = subprocess.Popen(
-            ending_with_parent(self._command),  # nobody could reach it without the proxy
+            command_ending_with_parent(self._command),  # nobody could reach it without the proxy
             stdin=subprocess.DEVNULL,
             stdout=STDERR if "vllm" in self._command[0] else subprocess.DEVNULL,
             process_group=0,  # a Ctrl-C reaches only the proxy, which ends the group
