@@ -75,7 +75,7 @@ CHANGES = {
                 "command": "ppo",
                 "tries": [{"advantages": "rloo", "batch.samples_per_prompt": 2}],
             },
-            "dpo": {"command": "dpo", "tries": [{"precision": "fp32"}]},
+            "dpo": {"command": "dpo", "chosen": 0, "tries": [{"precision": "fp32"}]},
             "best-of-2 fine-tuning": {"command": "sft", "tries": [{"precision": "fp32"}]},
         },
     },

@@ -3,9 +3,10 @@
 Stories, judge and the settings of PPO are those of `people.py`; the labels are fewer, the same for
 all: the reward model is trained on them, and DPO learns from them without it. Each method is tried
 with as many settings on the validation beginnings; of those that stay within a distance, the one
-that the judge prefers most is trained with every seed and judged on the test beginnings. Best-of-n
-sampling chooses among the stored outputs by the reward model and has nothing to set but n. As
-methods go different distances, each is also compared with what PPO gains at its distance.
+that the judge prefers most is trained with every seed and judged on the test beginnings. A method
+whose setting is chosen already (`chosen`, its place) is not tried again. Best-of-n sampling chooses
+among the stored outputs by the reward model and has nothing to set but n. As methods go different
+distances, each is also compared with what PPO gains at its distance.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,8 @@ def measure(config: Config, out: Path) -> Config:
     pairs = read_pairs(people["data"])
     accuracies = train_rewards(people, pairs, out, config["labels"])
     firsts = first_sentences(pairs["heldout"])
-    for judged_on, name in REFERENCES.items():
+    tries = any("chosen" not in method for method in config["methods"].values())
+    for judged_on, name in REFERENCES.items() if tries else [("test", REFERENCES["test"])]:
         stories = story_prompts(people | {"judged_on": judged_on}, firsts)
         if judged_on == "validation":  # policies train on the beginnings of the other store
             stories = [story for story in stories if story.prompt.split == "test"]
@@ -63,10 +65,14 @@ def measure(config: Config, out: Path) -> Config:
 
 
 def measure_method(config: Config, out: Path, name: str) -> Config:
-    """What each setting gave on validation, and the chosen one with every seed."""
-    tries, seed = config["methods"][name]["tries"], config["tuning_seed"]
-    tried = [train(config, out, (name, place), seed, "validation") for place in range(len(tries))]
-    best = choose(tried, config["max_nats_per_token"])
+    """What each setting gave on validation, and the chosen one with every seed.
+
+    Where the choice is already made, no setting is tried.
+    """
+    method, seed = config["methods"][name], config["tuning_seed"]
+    places = () if "chosen" in method else range(len(method["tries"]))
+    tried = [train(config, out, (name, place), seed, "validation") for place in places]
+    best = choose(tried, config["max_nats_per_token"]) if tried else method["chosen"]
     runs = [train(config, out, (name, best), seed, "test") for seed in config["seeds"]]
     return {"tried": tried, "chosen": best, "runs": runs}
 
@@ -147,7 +153,7 @@ def tabulate(result: Config) -> Table:
     rows = [[*header, "answers that end", "with the commonest four words"]]
     ppo = result["methods"]["ppo"]["runs"]
     for name, of in result["methods"].items():
-        setting = f"{of['chosen'] + 1} of {len(of['tried'])}"
+        setting = f"{of['chosen'] + 1} of {len(result['config']['methods'][name]['tries'])}"
         for one in of["runs"]:
             rates = [interval(one[key]) for key in ("judge", "judge_at_equal_length")]
             shares = one["eos_rate"]["policy"], one["template"]["policy"]["share"]
