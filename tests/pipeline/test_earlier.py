@@ -15,9 +15,9 @@ import pytest
 
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
+from tests.pipeline.earlier.archive import ARCHIVE
 
 Run = Callable[..., tuple[int, str, str]]
-ARCHIVE = Path(__file__).parent / "earlier" / "runs.tar.gz"
 REWARD = [
     *("train-reward", "--rankings", "rankings", "--model", "tiny", "--precision", "fp32"),
     *("--epochs", "40", "--save-every", "2", "--learning-rate", "1e-3"),

@@ -14,7 +14,7 @@ import pytest
 from labeling_app.db.files.schema import STEPS
 from tests.examples.deploy.conftest import Installed
 from tests.examples.deploy.serving import DEPLOY, label_database
-from tests.pipeline.test_earlier import ARCHIVE
+from tests.pipeline.earlier.archive import ARCHIVE
 from tests.servers.commands import free_port
 
 # systemctl for one service, which runs whatever version is current

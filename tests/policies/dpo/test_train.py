@@ -23,8 +23,8 @@ from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import read_heartbeats
 from tests.families import FAMILIES, build_family_model
-from tests.pipeline.test_resume import kill_once, stop_after
 from tests.policies.training import metrics_of
+from tests.servers.interrupted import kill_once, stop_after
 
 TEXTS = ("The weather was lovely.", "It rained all day.", "We loved the warm food and the music.")
 SETTINGS = ("--precision", "fp32", "--micro-batch-size", "2", "--learning-rate", "0.005")

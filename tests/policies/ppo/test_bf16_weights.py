@@ -15,9 +15,9 @@ from policies.ppo.settings import PPOSettings
 from rlhf.cli import main
 from rlhf.errors import ConfigError
 from rlhf.planning.planner import read_shape
-from tests.pipeline.test_resume import kill_when
 from tests.policies.training import TrainingInputs, metrics_of
 from tests.servers.commands import run_process
+from tests.servers.interrupted import kill_when
 from tests.settings import changed
 
 

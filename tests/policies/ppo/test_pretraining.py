@@ -15,9 +15,9 @@ from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
-from tests.pipeline.test_resume import kill_when
 from tests.policies.ppo.test_update import SETTINGS, build_experience, build_model
 from tests.policies.training import TrainingInputs, metrics_of
+from tests.servers.interrupted import kill_when
 from tests.settings import changed
 
 PIECES = [[50, 51, 52, 53], [60, 61], [70, 71, 72, 73, 74, 75], [80, 81, 82]]

@@ -21,8 +21,8 @@ from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import SHORT
 from tests.pipeline.signals import count_vowels
-from tests.pipeline.test_resume import kill_when
 from tests.policies.training import TrainingInputs, metrics_of, read_report
+from tests.servers.interrupted import kill_when
 from tests.settings import ppo_settings
 
 

@@ -17,8 +17,8 @@ from rlhf.records.jsonl import write_jsonl
 from rlhf.run.rundir import RunDir
 from rlhf.run.telemetry.job_clock import CLOCK
 from tests.pipeline.loop import SHORT, write_prompts
-from tests.pipeline.test_resume import kill_when
 from tests.servers.commands import run_group, run_process, start_process
+from tests.servers.interrupted import kill_when
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,6 @@ from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import read_heartbeats
 from tests.conftest import build_tiny_model
 from tests.pipeline.loop import SHORT, write_prompts
-from tests.pipeline.test_resume import kill_when
 from tests.policies.sampling.test_engines import (
     PROMPTS,
     SAMPLING,
@@ -39,6 +38,7 @@ from tests.policies.sampling.test_engines import (
 )
 from tests.policies.training import TrainingInputs, build_training, metrics_of
 from tests.servers.commands import run_process
+from tests.servers.interrupted import kill_when
 
 LONG = [5 + number % 7 for number in range(290)]
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM has some of its own

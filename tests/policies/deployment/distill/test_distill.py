@@ -35,8 +35,8 @@ from rlhf.run.rundir import RunDir
 from tests.conftest import build_tiny_model
 from tests.families import FAMILIES, build_family_model
 from tests.pipeline.loop import SHORT, SIGNAL, write_prompts
-from tests.pipeline.test_resume import stop_after
 from tests.policies.training import metrics_of
+from tests.servers.interrupted import stop_after
 
 SHARPER = 30.0  # times the weights of a random model, whose distributions are nearly uniform
 SIZES = ("--batch-size", "4", "--micro-batch-size", "4")

@@ -22,8 +22,8 @@ from rlhf.modeling.models import (
 )
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
-from tests.pipeline.test_resume import kill_when
 from tests.policies.training import TrainingInputs, metrics_of, read_report
+from tests.servers.interrupted import kill_when
 from tests.settings import changed, ppo_settings
 
 BATCH = Sequences(pad_left([[5, 6, 7], [8]], 0), pad_right([[20, 30], [23, 30, 2]], 0))
