@@ -9,6 +9,8 @@ from playwright.sync_api import Page
 from sqlite_utils import Database
 
 MODEL = "secret-model-7b"
+# where a page takes it for HTML, it runs
+RUNS = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
 
 def line(prompt: str, texts: list[str]) -> dict:

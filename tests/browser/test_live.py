@@ -7,8 +7,8 @@ import pytest
 from labeling_app.data_io.exporting import export
 from labeling_app.db.store import Store
 from rlhf.records.jsonl import read_jsonl
+from tests.browser.accessibility import require_accessible_in_both
 from tests.browser.conftest import App, ProcessApp
-from tests.browser.test_whole_session import require_accessible_in_both
 from tests.servers.chat import ChatServer
 
 pytestmark = pytest.mark.browser

@@ -15,8 +15,8 @@ from labeling_app.annotators.users import Users
 from labeling_app.db.board.overlap import default_overlap, set_overlap
 from labeling_app.db.store import Store
 from rlhf.cli import main
+from tests.browser.accessibility import require_accessible
 from tests.browser.conftest import submit_as_shown
-from tests.browser.test_whole_session import require_accessible
 
 pytestmark = pytest.mark.browser
 

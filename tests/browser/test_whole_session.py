@@ -7,7 +7,6 @@ template, to break the JSON, the layout or the direction of writing.
 from collections.abc import Iterator
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
 from labeling_app.annotators.users import Users
@@ -15,11 +14,12 @@ from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.records.schema import Message, Prompt, Response
+from tests.browser.accessibility import require_accessible_in_both
+from tests.browser.boards import RUNS
 from tests.browser.conftest import App, submit_as_shown
 
 pytestmark = pytest.mark.browser
 
-RUNS = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 TEMPLATE = (
     "${window.hacked = 1} {{7*7}} \\u12 `tick` \u202eright to left\u202c \N{WOMAN}\u200d\N{ROCKET}"
 )
@@ -66,25 +66,6 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     served = App(db)
     yield served
     served.stop()
-
-
-def require_accessible(page: Page, where: str) -> None:
-    """No rule of axe is broken, the minor ones and contrast (WCAG AA) included."""
-    page.wait_for_timeout(250)  # what moves has come to rest
-    violations = Axe().run(page).response["violations"]
-    bad = [
-        (where, rule["id"], [node["html"][:200] for node in rule["nodes"]]) for rule in violations
-    ]
-    assert bad == []
-
-
-def require_accessible_in_both(page: Page, where: str) -> None:
-    """No rule is broken in the light or in the dark."""
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
-        assert is_dark == (scheme == "dark")
-        require_accessible(page, f"{where}, {scheme}")
 
 
 def sign_in(page: Page, name: str) -> None:

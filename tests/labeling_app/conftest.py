@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import subprocess
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from labeling_app.annotators import passwords as auth
 from labeling_app.annotators.users import User
-from labeling_app.db.queue import TaskQueue
+from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.quality.report import measure_quality, open_work
 from labeling_app.web.lead.frame import LeadFrame
@@ -63,6 +65,26 @@ def build_responses(
 def build_ranking(prompt_id: str, tiers: Iterable[Iterable[str]], **fields: Any) -> Ranking:
     values = {"id": "r1", "annotator": "ann", "kind": "human", **fields}
     return Ranking(prompt_id=prompt_id, tiers=tuple(map(tuple, tiers)), **values)
+
+
+def work_of(queue: TaskQueue, name: str) -> list[str]:
+    """The prompts that somebody is asked, each ranked in the order shown."""
+    queue.add_annotator(name)
+    found = []
+    while (task := queue.next_task(name)) is not None:
+        found.append(task.messages[-1]["content"])
+        queue.submit(name, Submission(id=f"{name}{task.id}", task_id=task.id, tiers=((0,), (1,))))
+    return found
+
+
+def fill_up(disk: Path) -> None:
+    """Leave no free byte."""
+    with (disk / "filler").open("wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(b"\0" * 4096)
+        except OSError:
+            return
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +142,18 @@ def fill(store: Store) -> Callable[[int, int], list[Prompt]]:
         return prompts
 
     return add
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MB of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -31,7 +31,7 @@ from labeling_app.data_io.reading import Part
 from labeling_app.db.store import Store
 from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt
-from tests.labeling_app.data_io.test_bad_lines import exported
+from tests.labeling_app.data_io.lines import exported
 
 SECONDS = 60.0  # a case that takes longer hangs
 ARROW = "data-00000-of-00001.arrow"

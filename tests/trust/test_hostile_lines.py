@@ -7,8 +7,7 @@ import pytest
 
 from labeling_app.db.store import Store
 from rlhf.cli import main
-from tests.labeling_app.data_io.lines import write
-from tests.labeling_app.data_io.test_bad_lines import exported
+from tests.labeling_app.data_io.lines import exported, write
 
 DEEP = "[" * 2_000 + "]" * 2_000
 LONG = "9" * 4_301

@@ -2,21 +2,8 @@
 
 import pytest
 
-from labeling_app.data_io.formats import Defaults, read_entry
 from labeling_app.db.store import Store
-from rlhf.records.schema import RankedPrompt
-from tests.labeling_app.data_io.lines import ASK, BAD, GOOD, PREFERENCES, write
-
-
-def exported(text: str, *, response: dict | None = None, **ranking: object) -> dict:
-    """A line of an export about two responses, with some fields of the first, or of the ranking."""
-    entry = read_entry({"prompt": text, "chosen": "yes", "rejected": "no"}, Defaults())
-    record = RankedPrompt(prompt=entry.prompt, responses=entry.responses, rankings=entry.rankings)
-    line = record.to_json()
-    line["responses"][0].update(response or {})
-    line["rankings"][0].update(ranking)
-    return line
-
+from tests.labeling_app.data_io.lines import ASK, BAD, GOOD, PREFERENCES, exported, write
 
 WRONG_TYPES = {
     "response": ({**exported("a"), "responses": ["yes"]}, "response must be a JSON object, found"),

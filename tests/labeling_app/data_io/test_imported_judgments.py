@@ -14,25 +14,8 @@ from labeling_app.db.store import Store
 from labeling_app.quality.adjudication import open_decision, opinions_on
 from labeling_app.quality.history import recent_work
 from labeling_app.quality.report import Quality, measure_quality
-from tests.labeling_app.conftest import quality_page
-
-
-def pairwise(number: int, *sides: tuple[str, str]) -> dict:
-    """A task of Label Studio, and who preferred which side."""
-    made = {"created_at": "2024-03-09T22:16:08Z", "lead_time": 12.5}
-    return {
-        "id": number,
-        "data": {"prompt": f"question {number}", "answer1": "yes", "answer2": "certainly"},
-        "annotations": [
-            {
-                **made,
-                "completed_by": {"email": name},
-                "result": [{"type": "pairwise", "value": {"selected": side}}],
-            }
-            for name, side in sides
-        ],
-    }
-
+from tests.labeling_app.conftest import quality_page, work_of
+from tests.labeling_app.data_io.lines import pairwise
 
 # Two people agree on the first task and differ on the second; nobody has seen the third.
 AGREED = pairwise(1, ("ann", "left"), ("bob", "left"))
@@ -50,16 +33,6 @@ def add(store, tmp_path, run_json) -> Callable[..., dict]:
         return run_json("import", path, "--db", store.connections.path)
 
     return run
-
-
-def work_of(queue: TaskQueue, name: str) -> list[str]:
-    """The prompts that somebody is asked, each ranked in the order shown."""
-    queue.add_annotator(name)
-    found = []
-    while (task := queue.next_task(name)) is not None:
-        found.append(task.messages[-1]["content"])
-        queue.submit(name, Submission(id=f"{name}{task.id}", task_id=task.id, tiers=((0,), (1,))))
-    return found
 
 
 def num_exported(store: Store) -> int:

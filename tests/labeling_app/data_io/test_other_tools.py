@@ -13,24 +13,8 @@ from labeling_app.db.store import Store
 from rlhf.cli import main
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.jsonl import BadLineError
+from tests.labeling_app.data_io.lines import ARGILLA, BY_U1, TEXTS
 
-TEXTS = {"response_1": "no", "response_2": "yes", "response_3": "maybe"}
-BY_U1 = {"user_id": "u1", "status": "submitted"}
-ARGILLA = {
-    "id": "7",
-    "fields": {"prompt": "Hi?", **TEXTS},
-    "metadata": {},
-    "suggestions": {"preference": {"value": ["response_1"], "score": None, "agent": "m"}},
-    "responses": {
-        "preference": [
-            {"value": ["response_2", "response_3", "response_1"], **BY_U1},
-            {"value": ["response_1", "response_2", "response_3"], **BY_U1, "user_id": "u2"},
-        ],
-        "comment": [{"value": "hard", **BY_U1}],
-    },
-    "vectors": {},
-    "_server_id": "s",
-}
 FLAT = {
     "id": "7",
     "status": "completed",

@@ -18,8 +18,8 @@ from labeling_app.db.people.sources import give_source
 from labeling_app.db.queue import Submission
 from labeling_app.db.store import Store
 from rlhf.cli import main
-from tests.labeling_app.data_io.test_imported_judgments import pairwise, work_of
-from tests.labeling_app.data_io.test_other_tools import ARGILLA, BY_U1
+from tests.labeling_app.conftest import work_of
+from tests.labeling_app.data_io.lines import ARGILLA, BY_U1, pairwise
 
 FIRST = [pairwise(1, ("ann", "left"), ("bob", "left")), pairwise(2, ("ann", "left"))]
 # Ann has changed the first, bob has withdrawn his, and there is a third.

@@ -20,21 +20,12 @@ from labeling_app.db.answers.served import (
 from labeling_app.web.programs.served import ServedRecords
 from rlhf.errors import InputError
 from rlhf.records.jsonl import read_jsonl
-from rlhf.records.schema import Response, content_id
+from rlhf.records.schema import content_id
 from rlhf.records.served import NotKeptError, ServedResponse
-from tests.labeling_app.conftest import build_prompt
+from tests.labeling_app.served import build_served
 from tests.servers.coroutines import run_alone
 
 SIDES = {"policy": "runs/a", "against": "base"}
-
-
-def build_served(name: str, text: str = "Hello!", question: str = "Hi?", **more) -> ServedResponse:
-    prompt = build_prompt(question)
-    response = Response(
-        id=content_id("served", name), prompt_id=prompt.id, text=text, model="runs/a"
-    )
-    fields = {"id": name, "conversation": name, "variant": "policy", **more}
-    return ServedResponse(prompt=prompt, response=response, **fields)
 
 
 @pytest.fixture

@@ -1,44 +1,13 @@
 """A disk that fills up: a clear message, the draft kept, nothing half-written, and it goes on."""
 
-import os
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
+from tests.labeling_app.conftest import fill_up
+from tests.labeling_app.data_io.imports import lines, require_whole
 from tests.labeling_app.data_io.lines import write
-from tests.labeling_app.data_io.test_whole_imports import lines, require_whole
 
 NOTE = "n" * 9_000
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill_up(disk: Path) -> None:
-    """Leave no free byte."""
-    with (disk / "filler").open("wb", buffering=0) as filler:
-        try:
-            while True:
-                filler.write(b"\0" * 4096)
-        except OSError:
-            return
 
 
 def test_a_full_disk_loses_nothing(small_disk, make_prompt, make_responses):

@@ -20,7 +20,7 @@ from labeling_app.data_io.reading import Part, read_rows
 from labeling_app.db.store import Store
 from labeling_app.web.lead import data
 from rlhf.cli import main
-from tests.labeling_app.db.test_disk_full import fill_up, small_disk  # noqa: F401
+from tests.labeling_app.conftest import fill_up
 
 HOSTILE = "<script>window.hacked = 1</script>${window.hacked = 1}"
 GOOD = {"prompt": HOSTILE, "responses": ["good", "bad"], "tiers": [[0], [1]]}
@@ -276,7 +276,7 @@ def test_one_of_anything_is_said_in_the_singular(ask, store):
     assert "Measured on the latest 1 ranking." in shown.text
 
 
-def test_a_piece_that_a_full_disk_took_in_part_is_written_again(small_disk, monkeypatch, ask):  # noqa: F811
+def test_a_piece_that_a_full_disk_took_in_part_is_written_again(small_disk, monkeypatch, ask):
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
 
     async def run(client: httpx.AsyncClient) -> list[httpx.Response]:

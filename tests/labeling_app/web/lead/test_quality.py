@@ -9,7 +9,7 @@ from labeling_app.db.imports.unfinished import importing
 from labeling_app.db.queue import Submission
 from labeling_app.web.lead.quality import Measurements
 from tests.labeling_app.conftest import run_async
-from tests.labeling_app.data_io.test_whole_imports import add
+from tests.labeling_app.data_io.imports import add
 
 
 def children() -> list[str]:

@@ -4,25 +4,7 @@ import re
 
 import pytest
 
-from labeling_app.data_io.served import store_served_feedback
-from labeling_app.db.answers.served import insert_served, start_comparison
-from labeling_app.db.store import Store
-from tests.labeling_app.data_io.test_served import build_served
-
-TITLE = "What people like better in use"
-
-
-def serve_and_judge(store: Store, other: str, **thumbs: tuple[int, int]) -> None:
-    """A comparison at a share of 10 %, with thumbs up and down of both policies."""
-    sides = {"policy": "runs/<new>", "against": other}
-    number = start_comparison(store.connections, sides, 0.1)
-    for variant, (up, down) in thumbs.items():
-        for place in range(up + down):
-            name = f"{number}-{variant}-{place}"
-            served = build_served(name, variant=variant, comparison=number)
-            insert_served(store.connections.db, served)
-            said = "up" if place < up else "down"
-            store_served_feedback(store, "shop", {"id": name, "thumbs": said})
+from tests.labeling_app.served import TITLE, serve_and_judge
 
 
 @pytest.fixture
@@ -43,7 +25,7 @@ def test_thumbs_of_two_policies_are_compared(store, page):
     text = page("admin")
     assert "|runs/&lt;new&gt;||100||60 %|" in text
     assert "|base||100||30 %|" in text
-    # The interval is that of tests/policies/serving/test_sequential.py's independent formula.
+    # The interval is that of tests/policies/serving/thumbs/test_sequential.py, by another formula.
     assert "Difference +30 points (+8 to +51). People like runs/&lt;new&gt; better." in text
 
 

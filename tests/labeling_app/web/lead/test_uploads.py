@@ -9,8 +9,7 @@ import pytest
 
 from labeling_app.web.lead.uploads import Uploads, run_job
 from rlhf.errors import InputError
-from tests.labeling_app.conftest import run_async
-from tests.labeling_app.db.test_disk_full import fill_up, small_disk  # noqa: F401
+from tests.labeling_app.conftest import fill_up, run_async
 
 SERVER = """
 import time
@@ -97,7 +96,7 @@ def test_what_a_killed_server_left_goes_with_the_next_start_and_nothing_else(tmp
             other.terminate()
 
 
-def test_a_full_disk_is_named_by_what_did_not_fit(small_disk, store, import_lines):  # noqa: F811
+def test_a_full_disk_is_named_by_what_did_not_fit(small_disk, store, import_lines):
     import_lines({"prompt": "Which?", "responses": ["good", "bad"], "tiers": [[0], [1]]})
     db = str(store.connections.path)
     fill_up(small_disk)

@@ -1,12 +1,12 @@
-"""What a lead does on the pages Data, People and Quality."""
+"""What a lead does on the pages Data, People and Quality, in the tests of whole rounds."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
+from tests.browser.accessibility import require_accessible
 from tests.browser.conftest import App
-from tests.browser.test_whole_session import require_accessible
 
 PASSWORD = "long enough"
 SECONDS = 300.0  # for a stage on a busy machine

@@ -17,9 +17,10 @@ from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.run.loops.promotion import promoted_round, read_promotions
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
+from tests.browser.accessibility import require_accessible
+from tests.browser.boards import RUNS
 from tests.browser.conftest import App, ProcessApp, submit_as_shown
-from tests.browser.leads import PASSWORD, SECONDS, agreement, invite, upload, wait_longer
-from tests.browser.test_whole_session import RUNS, require_accessible
+from tests.browser.lead.pages import PASSWORD, SECONDS, agreement, invite, upload, wait_longer
 from tests.pipeline.loop import write_prompts
 from tests.rlhf.run.loops.folders import make_loop, make_round
 

@@ -14,9 +14,9 @@ from labeling_app.db.store import Store
 from labeling_app.web.access.cookies import make_cookie
 from labeling_app.web.access.sign_in import COOKIE
 from rlhf.records.schema import Message, Prompt, Response
-from tests.browser.test_whole_session import require_accessible
-from tests.labeling_app.data_io.test_other_tools import ARGILLA
-from tests.labeling_app.web.lead.test_served import TITLE, serve_and_judge
+from tests.browser.accessibility import require_accessible
+from tests.labeling_app.data_io.lines import ARGILLA
+from tests.labeling_app.served import TITLE, serve_and_judge
 
 pytestmark = pytest.mark.browser
 
