@@ -21,8 +21,6 @@ from tests.servers.judge import JudgeServer
 
 __all__ = ["inputs", "settings", "training"]
 
-pytest.register_assert_rewrite("tests.policies.evaluate.report_pages")  # to say what differs
-
 
 @dataclass(frozen=True)
 class Inputs:

@@ -16,7 +16,7 @@ from rlhf.modeling.log_probs import Sequences
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding
 from tests.pipeline.loop import SHORT, write_prompts
-from tests.policies.ppo.test_update import SETTINGS, build_model
+from tests.policies.ppo.updates import SETTINGS, build_model
 from tests.settings import changed
 
 

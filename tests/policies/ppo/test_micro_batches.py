@@ -10,7 +10,7 @@ from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import pad_left, pad_right
 from rlhf.parallel.distributed import start
-from tests.policies.ppo.test_update import PROMPTS, RESPONSES, build_rows, weights_after_update
+from tests.policies.ppo.updates import PROMPTS, RESPONSES, build_rows, weights_after_update
 
 CPU = torch.device("cpu")
 

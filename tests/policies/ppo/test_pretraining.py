@@ -15,7 +15,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
-from tests.policies.ppo.test_update import SETTINGS, build_experience, build_model
+from tests.policies.ppo.updates import SETTINGS, build_experience, build_model
 from tests.policies.training import TrainingInputs, metrics_of
 from tests.servers.interrupted import kill_when
 from tests.settings import changed

@@ -21,9 +21,9 @@ from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.distributed import start
 from rlhf.records.schema import Sampling
-from tests.policies.ppo.test_bandit import PROMPT, WORDS, build_models, collect, stored_rows
-from tests.policies.ppo.test_bandit import SETTINGS as BANDIT
-from tests.policies.ppo.test_update import SETTINGS, build_experience, build_model, build_rows
+from tests.policies.ppo.bandits import PROMPT, WORDS, build_models, collect, stored_rows
+from tests.policies.ppo.bandits import SETTINGS as BANDIT
+from tests.policies.ppo.updates import SETTINGS, build_experience, build_model, build_rows
 from tests.policies.training import TrainingInputs, metrics_of
 from tests.settings import changed
 

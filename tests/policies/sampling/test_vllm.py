@@ -30,7 +30,7 @@ from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import read_heartbeats
 from tests.conftest import build_tiny_model
 from tests.pipeline.loop import SHORT, write_prompts
-from tests.policies.sampling.test_engines import (
+from tests.policies.sampling.samples import (
     PROMPTS,
     SAMPLING,
     TEMPERATURE,

@@ -5,8 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,23 +16,11 @@ from policies.serving.servers.engine import EngineProcess, engine_command
 from rlhf.errors import InputError
 from rlhf.modeling.tokens import load_tokenizer
 from tests.conftest import build_tiny_model
+from tests.servers.processes import HEALTHY, children_of, is_alive
 from tests.servers.served_policy import served_policy
+from tests.servers.waiting import wait_until
 
 HI = [{"role": "user", "content": "How was the trip?"}]
-HEALTHY = """
-import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
 FOREIGN = """
 import socket, sys
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listening:
@@ -56,23 +42,6 @@ engine.wait_until_ready()
 print(engine._process.pid, flush=True)
 time.sleep(60)
 """
-
-
-def until(is_so: Callable[[], bool], seconds: float = 60) -> bool:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def test_a_server_that_dies_is_started_again_and_at_last_ended(capsys):
@@ -125,7 +94,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_a_server_here(monkeypatch):
     monkeypatch.delenv("no_proxy", raising=False)
     engine = EngineProcess(lambda port: [sys.executable, "-c", HEALTHY, str(port)])
     try:
-        assert until(engine._answers, 20)
+        wait_until(engine._answers, 20)
     finally:
         engine.stop()
 
@@ -133,7 +102,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_a_server_here(monkeypatch):
 def test_what_speaks_another_protocol_is_not_ready():
     engine = EngineProcess(lambda port: [sys.executable, "-c", FOREIGN, str(port)])
     try:
-        assert until(lambda: _connects(engine.port), 20)
+        wait_until(lambda: _connects(engine.port), 20)
         assert not engine._answers()
     finally:
         engine.stop()
@@ -150,14 +119,14 @@ def test_no_process_of_a_server_outlives_it(tmp_path, end):
     words = [sys.executable, "-c", WITH_A_CHILD, str(file)]
     engine = EngineProcess(lambda port: words)
     try:
-        assert until(lambda: file.is_file() and file.read_text().endswith("\n"), 20)
+        wait_until(lambda: file.is_file() and file.read_text().endswith("\n"), 20)
         child = int(file.read_text())
         assert is_alive(child)
         if end == "restart_if_dead":
             engine._process.kill()
             engine._process.wait()
         getattr(engine, end)()
-        assert until(lambda: not is_alive(child), 10)
+        wait_until(lambda: not is_alive(child), 10)
     finally:
         engine.stop()
 
@@ -170,12 +139,7 @@ def test_a_server_ends_with_the_proxy_that_was_killed():
         child = int(parent.stdout.readline())
         assert is_alive(child)
         parent.kill()
-    assert until(lambda: not is_alive(child), 10)
-
-
-def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(one) for task in tasks for one in (task / "children").read_text().split()]
+    wait_until(lambda: not is_alive(child), 10)
 
 
 @pytest.mark.slow
@@ -203,11 +167,11 @@ def test_two_policies_behind_transformers_own_server(tiny_model: Path, tmp_path:
         assert found["policy"]["up"] + found["against"]["up"] == 1
         first, second = children_of(proxy.process.pid)
         os.kill(first, signal.SIGKILL)
-        assert until(lambda: proxy.get("/health").status_code == 503)
-        assert until(lambda: proxy.get("/health").status_code == 200, 240)
+        wait_until(lambda: proxy.get("/health").status_code == 503)
+        wait_until(lambda: proxy.get("/health").status_code == 200, 240)
         assert proxy.openai.chat.completions.create(**asked).choices[0].message.content == "a" * 8
         proxy.process.kill()
-        assert until(lambda: not is_alive(second))
+        wait_until(lambda: not is_alive(second))
         with pytest.raises((openai.APIConnectionError, httpx.TransportError)):
             proxy.openai.models.list()
 

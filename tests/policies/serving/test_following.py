@@ -27,11 +27,12 @@ from rlhf.errors import InputError
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.run.loops.promotion import promote, roll_back
 from tests.conftest import build_tiny_model
-from tests.policies.serving.test_engine import HEALTHY, children_of, until
 from tests.rlhf.run.loops.folders import make_loop, make_round
 from tests.servers.chat import ChatServer
 from tests.servers.coroutines import run_alone
+from tests.servers.processes import HEALTHY, children_of
 from tests.servers.served_policy import served_policy
+from tests.servers.waiting import wait_until
 
 HI = [{"role": "user", "content": "Hi?"}]
 
@@ -267,11 +268,11 @@ def test_apps_notice_nothing_of_a_promotion(tiny_model: Path, tmp_path: Path) ->
             return [one.response.model.partition(" (")[0] for one in found if one]
 
         try:
-            assert until(lambda: bool(models()), 120)
+            wait_until(lambda: bool(models()), 120)
             [first] = children_of(proxy.process.pid)
             promote(out, 0, "lea")
-            assert until(lambda: str(policy) in models(), 240)
-            assert until(lambda: first not in children_of(proxy.process.pid), 60)
+            wait_until(lambda: str(policy) in models(), 240)
+            wait_until(lambda: first not in children_of(proxy.process.pid), 60)
         finally:
             is_over.set()
             for app in apps:

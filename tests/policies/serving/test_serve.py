@@ -10,10 +10,10 @@ import pytest
 
 from labeling_app.db.answers.served import find_served
 from labeling_app.db.store import Store
-from tests.policies.serving.test_engine import until
 from tests.servers.chat import ChatServer
 from tests.servers.commands import free_port
 from tests.servers.served_policy import PolicyServer, served_policy
+from tests.servers.waiting import wait_until
 
 HI = [{"role": "user", "content": "Hi?"}]
 
@@ -205,11 +205,11 @@ def test_an_app_that_leaves_early_ends_the_request_behind(server, upstream, orig
         pieces = answer.iter_raw()
         next(pieces)
         assert server.metrics()["running"] == 1
-    assert until(lambda: server.metrics()["running"] == 0)
+    wait_until(lambda: server.metrics()["running"] == 0)
     before = upstream.abandoned + original.abandoned
     upstream.gate.set()
     original.gate.set()
-    assert until(lambda: upstream.abandoned + original.abandoned == before + 1)
+    wait_until(lambda: upstream.abandoned + original.abandoned == before + 1)
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,7 @@ from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.jsonl import write_jsonl
 from rlhf.run.rundir import RunDir
 from tests.families import FAMILIES, build_family_model
-
-LINES = [
-    {"prompt": "How was the trip?", "completion": "The weather was lovely."},
-    {"messages": [
-        {"role": "user", "content": "And the food?"},
-        {"role": "assistant", "content": "We loved the warm food."},
-    ]},
-    {"prompt": [{"role": "user", "content": "The dog?"}], "completion": "The dog was kind."},
-    {"prompt": "The house?", "completion": [{"role": "assistant", "content": "A cold, sad room."}]},
-]  # fmt: skip
+from tests.policies.sft.demonstrations import LINES
 
 
 @pytest.fixture

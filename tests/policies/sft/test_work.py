@@ -14,7 +14,7 @@ from transformers import DefaultFlowCallback, TrainerCallback
 from rlhf.cli import main
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.policies.sft.test_train import LINES
+from tests.policies.sft.demonstrations import LINES
 from tests.policies.training import TrainingInputs, build_wide
 from tests.reward.conftest import build_record, export
 

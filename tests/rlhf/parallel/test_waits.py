@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlhf.run.metrics import read_metrics
-from tests.policies.sft.test_train import LINES
+from tests.policies.sft.demonstrations import LINES
 from tests.reward.conftest import build_record, export
 from tests.servers.commands import run_group
 

@@ -28,13 +28,14 @@ from rlhf.parallel.sharding import Sharding
 from rlhf.planning.plan import KL_ROWS
 from rlhf.planning.planner import read_shape
 from tests.policies.training import TrainingInputs, build_ensemble
+from tests.servers.commands import REPOSITORY
 from tests.settings import changed
 
 SPLITS = [  # episodes of a step, samples of a prompt, minibatches, episodes of a pass
     *((64, 1, 1, 16), (64, 4, 1, 4), (16, 1, 1, 16), (12, 1, 2, 4)),
     *((24, 2, 3, 3), (8, 1, 1, 64), (20, 2, 1, 3)),
 ]
-LARGE = Path(__file__).parents[3] / "examples" / "six_billion" / "llama_6b"
+LARGE = REPOSITORY / "examples" / "six_billion" / "llama_6b"
 
 
 def test_lengths_are_those_of_the_store(settings: PPOSettings) -> None:

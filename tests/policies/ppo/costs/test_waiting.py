@@ -25,7 +25,7 @@ from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.records.schema import Sampling
-from tests.policies.ppo.test_update import (
+from tests.policies.ppo.updates import (
     PROMPTS,
     RESPONSES,
     SETTINGS,

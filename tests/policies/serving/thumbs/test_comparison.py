@@ -13,7 +13,7 @@ from rlhf.cli import main
 from rlhf.commands.runs.status import describe_comparison
 from rlhf.records.schema import Message, Prompt, Response, content_id
 from rlhf.records.served import ServedResponse
-from tests.policies.serving.test_sequential import independent_evidence
+from tests.policies.serving.thumbs.evidence import independent_evidence
 
 NAMES = {"policy": "runs/new", "against": "base"}
 
