@@ -10,7 +10,7 @@ from rlhf import cli
 from rlhf.config import MAX_YAML_BYTES, load_settings
 from rlhf.errors import ConfigError, InputError
 from rlhf.run.rundir import open_stage, stage_status
-from tests.trust.test_fuzz_readers import METRICS, REPORT, Stage
+from tests.trust.stages import METRICS, REPORT, Stage
 
 BOMB = "".join(
     f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n"

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from rlhf.errors import InputError
 from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
-from tests.rlhf.run.test_checkpoint import Loop
+from tests.rlhf.run.saving.loop import Loop
 from tests.servers.commands import REPOSITORY
 
 

@@ -5,7 +5,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from rlhf.run.metrics import forget_metrics_after
 from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status
 from rlhf.run.status import differing_settings, overview, read_run, tables
 from tests.trust.mutations import mutated, run_cases, spliced
+from tests.trust.stages import METRICS, REPORT, Stage
 
 COUNTS = pytest.mark.parametrize("count", [100, pytest.param(100_000, marks=pytest.mark.slow)])
 # several files make one reader, or another test reads nearly the same
@@ -84,23 +84,6 @@ def test_settings_files_through_the_command_line(
     run_cases(check, spliced(whole), count)
 
 
-@dataclass(frozen=True)
-class Stage:
-    out: Path
-    steps: int = 2
-    seed: int = 0
-
-
-METRICS = [{"step": n, "loss": 1.0 / n, "reward/mean": 0.5, "length": 7} for n in (1, 2, 3)]
-RATE = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
-REPORT = {
-    "accuracy": RATE,
-    "reward": {"first": 0.1, "last": 0.2},
-    "verdict": {"judge": "gold"},
-    "win_rate": {"gold": RATE, "reward": RATE},
-    "rows": 3,
-    "prompts": 1,
-}
 WORK = {"title": "t", "done": 1, "total": 2, "seconds_left": 9.5, "at": 1.0, "is_stage": True}
 HEART = {"rank": 0, "host": "h", "pid": 1, "beats": 3, "phase": "p", "step": 1, "waits": None}
 HEART |= {"work": WORK}

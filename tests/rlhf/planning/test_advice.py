@@ -14,7 +14,7 @@ from reward.settings import RewardSettings
 from rlhf.config.paths import with_changes
 from rlhf.planning.advice import Advice, advice, advice_for_all, gpus_per_machine
 from rlhf.planning.strategies import STRATEGIES, Load, phase_bytes, stage_bytes, strategies_of
-from tests.rlhf.planning.test_strategies import GIB, LOAD, SHAPE
+from tests.rlhf.planning.seven_billion import GIB, LOAD, SHAPE
 
 
 def test_advice_names_the_flags_of_adapters() -> None:

@@ -17,27 +17,11 @@ from rlhf.errors import InputError
 from rlhf.modeling.models import new_reward_model
 from rlhf.planning import planner
 from rlhf.planning.plan import Item, Pass, Plan
-from rlhf.planning.planner import Shape, read_shape
+from rlhf.planning.planner import read_shape
 from rlhf.planning.training_plan import dpo_plan, fine_tuning_plans, reward_plan
 from tests.reward.encoders import build_encoder
+from tests.rlhf.planning.two_layers import LAYER, SHAPE, sizes
 
-# 100 tokens of vocabulary, 2 layers, d = 8, f = 16, queries 8 wide, keys 4 wide, tied embeddings:
-# a layer has q 64 + k 32 + v 32 + o 64 + three MLP matrices of 128 + two norms of 8 = 592
-LAYER = 64 + 32 + 32 + 64 + 3 * 128
-SHAPE = Shape(
-    parameters=800 + 2 * (LAYER + 16) + 8,
-    trunk=800 + 2 * (LAYER + 16) + 8,
-    linear=2 * LAYER + 800,
-    trunk_linear=2 * LAYER,
-    lora_rows=2 * (16 + 12 + 12 + 16 + 3 * 24),
-    layers=2,
-    hidden=8,
-    inner=16,
-    query_width=8,
-    key_width=4,
-    vocabulary=100,
-    gated=True,
-)
 ONE_LAYER = {"num_hidden_layers": 1, "vocab_size": 100, "hidden_size": 64}
 
 
@@ -189,10 +173,6 @@ def test_logits_and_cache_by_hand() -> None:
     assert planner.block_bytes(whole, 5, backward=True) == (2 * 4096 + 2 * 100_000) * 4 * 5
     assert planner.kv_cache_bytes(SHAPE, 7, bf16=True) == 2 * 4 * 7 * 6
     assert planner.kv_cache_bytes(SHAPE, 7, bf16=False) == 2 * 4 * 7 * 8
-
-
-def sizes(plan: Plan, phase: str) -> dict[str, float]:
-    return {item.what: item.size for item in (*plan.resident, *plan.phases[phase])}
 
 
 def test_the_plan_of_a_reward_model() -> None:

@@ -7,7 +7,7 @@ import pytest
 from rlhf.planning.plan import Layout, Plan, PPOBatch, SampleBatch
 from rlhf.planning.planner import Shape, layer_bytes, working_bytes
 from rlhf.planning.ppo_plan import Roles, ppo_plan
-from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
+from tests.rlhf.planning.two_layers import LAYER, SHAPE, sizes
 
 POLICY, CRITIC, ADAPTERS = SHAPE.parameters, SHAPE.trunk + 8, 2 * SHAPE.lora_rows
 LAYER_BYTES = layer_bytes(SHAPE, 8, bf16=True, padded=True)

@@ -2,7 +2,7 @@
 
 from rlhf.planning.plan import Layout, SampleBatch
 from rlhf.planning.reference_plan import reference_plan
-from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
+from tests.rlhf.planning.two_layers import LAYER, SHAPE, sizes
 
 
 def test_the_plan_of_reference_outputs() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf.planning.strategies import Sizes
 from rlhf.planning.traffic import Speed, communication_bytes, step_bytes, step_seconds
-from tests.rlhf.planning.test_strategies import BOTH, CRITIC, LOAD, OUTSIDE, SHAPE
+from tests.rlhf.planning.seven_billion import BOTH, CRITIC, LOAD, OUTSIDE, SHAPE
 
 
 @pytest.mark.parametrize(

@@ -7,32 +7,8 @@ from accelerate import Accelerator
 
 from rlhf.errors import InputError
 from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
+from tests.rlhf.run.saving.loop import Loop, names
 from tests.servers.commands import run_program
-
-
-class Loop:
-    """A linear model under Adam on random data: any lost state changes the numbers."""
-
-    def __init__(self) -> None:
-        self.accelerator = Accelerator(cpu=True)
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
-
-    def steps(self, count: int) -> list[float]:
-        losses = []
-        for _ in range(count):
-            loss = (self.model(torch.randn(4, 3)) - 1).pow(2).mean()
-            self.accelerator.backward(loss)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_resumed_loop_goes_on_exactly(tmp_path: Path) -> None:

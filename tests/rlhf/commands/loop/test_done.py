@@ -13,7 +13,7 @@ from rlhf.commands.loop.stages import stages_of_round
 from rlhf.errors import ConfigError
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir
-from tests.rlhf.commands.loop.test_waiting import PROMPTS, build_responses
+from tests.labeling_app.conftest import build_prompt, build_responses
 
 
 def test_a_policy_that_was_sampled_under_another_path_is_not_sampled_again(
@@ -30,10 +30,11 @@ def test_a_policy_that_was_sampled_under_another_path_is_not_sampled_again(
     write_json(run.commands_file, {"commands": [{"round": 1, "stage": "round", "exit_code": 0}]})
     with Store(settings.database) as store:
         assert not _is_done(run, stage)
-        store.add_prompts(PROMPTS)
-        responses = build_responses(PROMPTS[0], ["one", "two"])
+        prompt = build_prompt("Which?")
+        store.add_prompts([prompt])
+        responses = build_responses(prompt, ["one", "two"])
         store.add_responses(responses)
-        chosen = [(PROMPTS[0], responses, "random")]
+        chosen = [(prompt, responses, "random")]
         queue_round(store, {"policy": {"path": str(policy), "hash": "abc"}}, chosen, {})
     assert _is_done(run, stage)
 

@@ -20,9 +20,9 @@ from rlhf.modeling.attention import flex
 from rlhf.modeling.attention.layout import Segment
 from rlhf.modeling.attention.prefix_matmul import prefix_attention
 from rlhf.modeling.attention.shared_prefix import share_prompts
-from tests.reward.model.test_module import FAMILIES, SIZES, build_classifier
+from tests.reward.model.classifiers import FAMILIES, SIZES, build_classifier
 from tests.rlhf.fake_device import DEVICE, waiting
-from tests.rlhf.modeling.attention.test_shared_prefix import GROUPS, rewards_and_gradients
+from tests.rlhf.modeling.attention.groups import GROUPS, rewards_and_gradients
 
 CPU = torch.device("cpu")
 COMPILER_WARNS = pytest.mark.filterwarnings(

@@ -3,19 +3,12 @@ import torch
 from transformers import MistralConfig, MistralForSequenceClassification
 
 from reward.data.batches import lay_out
-from reward.data.groups import Group
 from reward.model.module import RewardModule
 from rlhf.modeling.attention.layout import Segment
 from rlhf.modeling.attention.prefix_matmul import group_by_length, make_plan
 from rlhf.modeling.attention.shared_prefix import share_prompts
-from tests.reward.model.test_module import SIZES, build_classifier
-
-GROUPS = [
-    Group("a", tuple(range(2, 20)), ((20, 21, 22), (23,), (24, 25)), ()),
-    Group("b", (5, 6), ((30, 31, 0), (32, 33, 34, 35, 36)), ()),
-    Group("c", (7, 8, 9), ((40,),), ()),
-    Group("d", (7, 8, 10), ((), (41, 42)), ()),
-]
+from tests.reward.model.classifiers import SIZES, build_classifier
+from tests.rlhf.modeling.attention.groups import GROUPS, rewards_and_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +19,6 @@ def _small_blocks(monkeypatch):
     )  # the first prompt takes three
     yield
     make_plan.cache_clear()
-
-
-def rewards_and_gradients(module, groups, *, shared):
-    module.zero_grad()
-    rewards = module(lay_out(groups, 0, shared=shared).to(module.classifier.device))
-    weights = torch.arange(1, len(rewards) + 1).to(rewards)
-    (rewards * weights).sum().backward()
-    gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
-    return rewards.detach(), gradients
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_neox"])

@@ -19,7 +19,7 @@ from rlhf.parallel.settings import CheckpointSettings
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.run.checkpoint import Snapshot, load_checkpoint, newest_checkpoint
 from rlhf.run.saving.saver import Saver
-from tests.rlhf.run.test_checkpoint import Loop, names
+from tests.rlhf.run.saving.loop import Loop, names
 from tests.servers.commands import run_program
 
 SECONDS = 2.0  # longer than a busy machine may let this process wait
