@@ -34,6 +34,10 @@ CORPUS = [
 ]
 
 
+HELPERS = ("browser", "labeling_app", "pipeline", "policies", "reward", "rlhf", "trust")
+pytest.register_assert_rewrite(*(f"tests.{name}" for name in HELPERS))  # to say what differs
+
+
 LONG = (  # files of minutes: begun first, so that no worker is left with one at the end
     "tests/reward/training/",
     "tests/pipeline/",

@@ -28,6 +28,15 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
+def imported_names(path: Path) -> Iterator[str]:
+    """The modules that a file imports, and the full names of what it takes from them."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{one.name}" for one in node.names)
+
+
 def count_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     names = function.args
     taken = [*names.posonlyargs, *names.args, *names.kwonlyargs]
@@ -69,3 +78,14 @@ def test_functions_take_few_arguments() -> None:
         if count_arguments(function) > MOST_ARGUMENTS
     }
     assert set(many) <= FORMULAS, many
+
+
+def test_no_test_file_is_imported_by_another() -> None:
+    """What tests share has a module of a plain name beside them, or is a fixture in conftest.py."""
+    shared = [
+        (str(path.relative_to(REPOSITORY)), name)
+        for path in files(("tests", "examples"))
+        for name in imported_names(path)
+        if name.startswith("tests.") and ".test_" in name
+    ]
+    assert not shared
