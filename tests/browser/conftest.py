@@ -171,7 +171,10 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
             problems.append(f"blocked: {message.text}")
 
     def opening(
-        url: str, before: Callable[[Page], object] = lambda page: None, **context: object
+        url: str,
+        before: Callable[[Page], object] = lambda page: None,
+        path: str = "",
+        **context: object,
     ) -> Page:
         contexts.append(browser.new_context(**context))
         contexts[-1].set_default_timeout(PATIENCE)
@@ -180,7 +183,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
         page.on("console", check_console)
         before(page)
-        page.goto(url)
+        page.goto(url + path)
         return page
 
     yield opening

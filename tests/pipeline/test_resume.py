@@ -105,10 +105,10 @@ def test_smaller_batches_do_not_change_what_a_resumed_training_ends_with(
         assert row == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("processes", ["2"])
-def test_two_processes_train_together(loop: Loop, tmp_path: Path, processes: str) -> None:
+@pytest.mark.parametrize("processes", [2])
+def test_two_processes_train_together(loop: Loop, tmp_path: Path, processes: int) -> None:
     out = tmp_path / "two"
-    done = run_process(*loop.ppo_arguments(out, "--processes", processes))
+    done = run_process(*loop.ppo_arguments(out), processes=processes)
     assert done.returncode == 0, done.stderr
     rows = read_metrics(out / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]

@@ -5,11 +5,22 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
+from labeling_app.annotators.users import Users
+from labeling_app.db.store import Store
+from labeling_app.web.access.cookies import make_cookie
+from labeling_app.web.access.sign_in import COOKIE
 from tests.browser.accessibility import require_accessible
 from tests.browser.conftest import App
 
 PASSWORD = "long enough"
 SECONDS = 300.0  # for a stage on a busy machine
+
+
+def sign_in(page: Page, app: App, name: str) -> None:
+    """Give a browser the cookie of somebody's session; test_sign_in.py is about the form."""
+    with Store(app.db) as store:
+        session = make_cookie(store.secret, name, Users(store).get(name).epoch)
+    page.context.add_cookies([{"name": COOKIE, "value": session, "url": app.url}])
 
 
 def wait_longer(page: Page) -> None:

@@ -11,10 +11,9 @@ from labeling_app.annotators.users import Users
 from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
-from labeling_app.web.access.cookies import make_cookie
-from labeling_app.web.access.sign_in import COOKIE
 from rlhf.records.schema import Message, Prompt, Response
 from tests.browser.accessibility import require_accessible
+from tests.browser.lead.pages import sign_in
 from tests.labeling_app.data_io.lines import ARGILLA
 from tests.labeling_app.served import TITLE, serve_and_judge
 
@@ -38,12 +37,10 @@ def lead(request, serve, open_page, tmp_path):
     """A lead's browser, signed in, on the page Data: a phone if a test asks for nothing else."""
     with Store(tmp_path / "labels.db") as store:
         Users(store).add("lea", "lead", "long enough")
-        session = make_cookie(store.secret, "lea", Users(store).get("lea").epoch)
     app = serve(LINES)
-    cookie = {"name": COOKIE, "value": session, "url": app.url}
     page = open_page(
         app.url,
-        lambda page: page.context.add_cookies([cookie]),
+        lambda page: sign_in(page, app, "lea"),
         color_scheme=request.param,
         viewport=SIZES[request.param],
     )

@@ -20,7 +20,15 @@ from rlhf.run.watchdog import process_has_ended, read_heartbeats
 from tests.browser.accessibility import require_accessible
 from tests.browser.boards import RUNS
 from tests.browser.conftest import App, ProcessApp, submit_as_shown
-from tests.browser.lead.pages import PASSWORD, SECONDS, agreement, invite, upload, wait_longer
+from tests.browser.lead.pages import (
+    PASSWORD,
+    SECONDS,
+    agreement,
+    invite,
+    sign_in,
+    upload,
+    wait_longer,
+)
 from tests.pipeline.loop import write_prompts
 from tests.rlhf.run.loops.folders import make_loop, make_round
 
@@ -38,7 +46,7 @@ stages:
   evaluate: {precision: fp32, samples: 2}
 """
 
-SignIn = Callable[..., Page]
+OpenAs = Callable[..., Page]
 
 
 def write_loop(folder: Path, model: Path | str, *lines: str) -> Path:
@@ -69,20 +77,17 @@ def serve(file: Path, *arguments: str, kind: type[App] = App) -> App:
 
 
 @pytest.fixture
-def sign_in(open_page: Callable[..., Page]) -> SignIn:
+def open_as(open_page: Callable[..., Page]) -> OpenAs:
     """Open a page of an app as somebody, in a browser of their own."""
 
-    def signing_in(app: App, name: str, path: str = "", **context: object) -> Page:
-        page = open_page(app.url, wait_longer, **context)
-        page.fill("#name", name)
-        page.fill("#password", PASSWORD)
-        page.keyboard.press("Enter")
-        page.wait_for_url(app.url)
-        if path:
-            page.goto(app.url + path)
-        return page
+    def opening(app: App, name: str, path: str = "") -> Page:
+        def prepare(page: Page) -> None:
+            wait_longer(page)
+            sign_in(page, app, name)
 
-    return signing_in
+        return open_page(app.url, prepare, path)
+
+    return opening
 
 
 @pytest.fixture
@@ -126,9 +131,9 @@ def made(tmp_path: Path) -> Iterator[App]:
     app.stop()
 
 
-def test_a_lead_reads_promotes_and_rolls_back(made: App, sign_in: SignIn) -> None:
+def test_a_lead_reads_promotes_and_rolls_back(made: App, open_as: OpenAs) -> None:
     out = made.db.parent
-    page = sign_in(made, "lea", "lead")
+    page = open_as(made, "lea", "lead")
     page.get_by_role("link", name="Runs").click()
     wait_for_status(page, "Failed: InputError: <script>")
     for scheme, width in (("light", 1000), ("dark", 390)):
@@ -163,8 +168,8 @@ def test_a_lead_reads_promotes_and_rolls_back(made: App, sign_in: SignIn) -> Non
     expect(page.locator("h1")).to_have_text("Round 1")
 
 
-def test_a_lead_changes_only_what_the_file_opens(made: App, sign_in: SignIn) -> None:
-    page = sign_in(made, "lea", "lead/runs")
+def test_a_lead_changes_only_what_the_file_opens(made: App, open_as: OpenAs) -> None:
+    page = open_as(made, "lea", "lead/runs")
     fields = page.locator("#values [name]")
     assert [fields.nth(n).get_attribute("name") for n in range(fields.count())] == [
         "rounds",
@@ -195,8 +200,8 @@ def test_a_lead_changes_only_what_the_file_opens(made: App, sign_in: SignIn) -> 
     assert yaml.safe_load(lead_file.read_text("utf-8")) in (None, {})
 
 
-def test_the_page_says_that_its_numbers_are_old(made: App, sign_in: SignIn) -> None:
-    page = sign_in(made, "lea", "lead/runs")
+def test_the_page_says_that_its_numbers_are_old(made: App, open_as: OpenAs) -> None:
+    page = open_as(made, "lea", "lead/runs")
     old = page.locator("#old")
     expect(old).to_be_empty()
     file = made.db.parent / "commands.json"
@@ -210,8 +215,8 @@ def test_the_page_says_that_its_numbers_are_old(made: App, sign_in: SignIn) -> N
     expect(old).to_be_empty()
 
 
-def test_an_annotator_has_no_runs(made: App, sign_in: SignIn) -> None:
-    page = sign_in(made, "ann")
+def test_an_annotator_has_no_runs(made: App, open_as: OpenAs) -> None:
+    page = open_as(made, "ann")
     answer = page.request.post(made.url + "lead/runs", data={"op": "start"})
     assert answer.status == 403
     assert page.goto(made.url + "lead/runs").status == 403
@@ -223,14 +228,14 @@ def loop_process(out: Path) -> int:
 
 
 def test_a_loop_is_started_paused_killed_and_resumed_in_the_browser(
-    tmp_path: Path, tiny_model: Path, sign_in: SignIn, end_loop: list[Path]
+    tmp_path: Path, tiny_model: Path, open_as: OpenAs, end_loop: list[Path]
 ) -> None:
     file = write_loop(tmp_path, tiny_model, "new_rankings: 3", "lead_may: [new_rankings]")
     fill(tmp_path)
     out = tmp_path / "out"
     end_loop.append(out)
     app = serve(file)
-    page = sign_in(app, "lea", "lead/runs")
+    page = open_as(app, "lea", "lead/runs")
     wait_for_status(page, "Not started yet.")
     page.get_by_role("button", name="Start").click()
     expect(page.locator(".stages")).to_contain_text("generate", timeout=1000 * SECONDS)
@@ -271,7 +276,7 @@ def rank(page: Page, first: int, last: int) -> None:
 def test_whole_rounds_without_a_shell(
     tmp_path: Path,
     tiny_model: Path,
-    sign_in: SignIn,
+    open_as: OpenAs,
     open_page: Callable[..., Page],
     end_loop: list[Path],
 ) -> None:
@@ -287,7 +292,7 @@ def test_whole_rounds_without_a_shell(
     live = ("--model", str(out), "--max-new-tokens", "8", "--overlap", "2")
     app = serve(file, *live, kind=ProcessApp)
     try:
-        lead = sign_in(app, "lea", "lead/data")
+        lead = open_as(app, "lea", "lead/data")
         upload(lead, tmp_path / "prompts.jsonl")
         people = [invite(lead, app, open_page, name) for name in ("ann", "bob")]
         first_round(lead, app, people)

@@ -100,7 +100,7 @@ def test_two_processes_store_the_rows_of_one(
     prompts: Path, whole: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "two"
-    done = run_process(*arguments(prompts, tiny_model, out, "--processes", "2"))
+    done = run_process(*arguments(prompts, tiny_model, out), processes=2)
     assert done.returncode == 0, done.stderr
     assert_same_rows(whole, out)
     assert RunDir(out).read_stage()["processes"] == 2

@@ -1,8 +1,6 @@
 """How a run used its device, what it waited for, and what it is told to change."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ from rlhf.parallel.waits import take_waits, waiting
 from rlhf.planning import utilization
 from rlhf.planning.utilization import Laps, advise, describe_use, matmul_rate, measure_rate
 from rlhf.planning.work import Work
-from tests.servers.commands import REPOSITORY
+from tests.servers.commands import run_group
 
 CLOCKS = ("seconds/sample", "seconds/update")
 WAITS_FOR_THE_SLOW = """
@@ -186,14 +184,7 @@ def test_only_measured_causes_are_named(
 def test_a_process_says_how_long_it_waits_for_a_slower_one(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(WAITS_FOR_THE_SLOW)
-    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*agent, str(program)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-    )
+    done = run_group(2, program)
+    assert done.returncode == 0, done.stderr
     [waited] = [float(line.split()[1]) for line in done.stdout.splitlines() if "WAITED" in line]
     assert 0.4 < waited < 5

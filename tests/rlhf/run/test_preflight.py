@@ -10,11 +10,11 @@ from accelerate import Accelerator
 
 from reward.memory import room_for
 from rlhf.errors import InputError
-from rlhf.parallel.distributed import run_processes
 from rlhf.parallel.settings import ClusterSettings, TrainingParallelSettings
 from rlhf.records.jsonl import write_json
 from rlhf.run import preflight
 from rlhf.run.rundir import RunDir
+from tests.servers.commands import run_group
 from tests.settings import changed, reward_settings
 
 DIFFER = """
@@ -36,7 +36,7 @@ except MismatchError as error:
 def test_processes_with_different_inputs_are_refused_with_the_rank(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(DIFFER, encoding="utf-8")
-    assert run_processes([sys.executable, str(program), str(tmp_path)], 2) == 2
+    assert run_group(2, program, tmp_path).returncode == 2
     for rank in (0, 1):
         message = (tmp_path / f"error-{rank}").read_text(encoding="utf-8")
         assert message.startswith("The processes differ: input model is xyz on rank 1 (")
