@@ -11,6 +11,7 @@ from typing import Any
 
 from rlhf.errors import InputError
 from rlhf.records.ranked import read_manifest
+from rlhf.run.loops.commands import seconds_on_devices
 from rlhf.run.rundir import RunDir, device_seconds
 
 HOUR = 3600
@@ -36,9 +37,25 @@ def cost_of_stages(runs: Sequence[RunDir], price_per_hour: float | None) -> Cost
     The annotators' hours are in the manifest of the export that a stage trains on; the newest
     export has all of them.
     """
+    return _cost(runs, sum(map(device_seconds, runs)), price_per_hour)
+
+
+def cost_of_loop(run: RunDir, price_per_hour: float | None) -> Cost:
+    """What all rounds of a loop have cost until now: all stages, and commands without a folder.
+
+    Args:
+        run: of the loop.
+        price_per_hour: of one device; None: only hours are known.
+    """
+    stages = [RunDir(one.parent) for one in sorted(run.path.glob("round-*/*/stage.json"))]
+    seconds = sum(map(device_seconds, stages)) + seconds_on_devices(run)
+    return _cost(stages, seconds, price_per_hour)
+
+
+def _cost(runs: Sequence[RunDir], seconds: float, price_per_hour: float | None) -> Cost:
     hours = [_annotator_hours(_rankings_of(run)) for run in runs]
     return {
-        **cost_of_seconds(sum(map(device_seconds, runs)), price_per_hour),
+        **cost_of_seconds(seconds, price_per_hour),
         "annotator_hours": max((one for one in hours if one is not None), default=None),
     }
 

@@ -9,6 +9,7 @@ from labeling_app.web.runs import picture
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.progress import clock, read_rounds
 from rlhf.errors import InputError
+from rlhf.planning.price import cost_in_words
 from rlhf.run.intervals import in_words as rate_in_words
 from rlhf.run.loops.pausing import Pause, read_pause
 from rlhf.run.loops.promotion import (
@@ -76,6 +77,7 @@ def content(process: LoopProcess) -> dict[str, Any]:
         "status": status_of(process),
         "exit_code": process.exit_code,
         "rounds": rounds,
+        "cost": _cost(process),
         "points": picture.points(results),
         "picture": picture,
         "numbers": [one["round"] for one in results],
@@ -88,6 +90,13 @@ def content(process: LoopProcess) -> dict[str, Any]:
         "log": process.log(),
         "name": str(out),
     }
+
+
+def _cost(process: LoopProcess) -> str:
+    """What the loop has cost, as its report counted when a round ended; empty before."""
+    run = process.file.run
+    report = run.read_report() if run.report_json.is_file() else {}
+    return cost_in_words(report["cost"]) if report.get("rounds") and "cost" in report else ""
 
 
 def status_of(process: LoopProcess) -> Status:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from labeling_app.web.runs.loop_file import LoopFile
-from rlhf.records.documents import read_document
+from rlhf.run.loops.commands import read_commands
 from rlhf.run.rundir import RunDir
 from rlhf.run.telemetry.work import duration
 from rlhf.run.watchdog import running_heartbeat
@@ -99,9 +99,7 @@ def read_rounds(file: LoopFile, *, is_running: bool) -> list[RoundView]:
         InputError: a file of the loop is broken.
     """
     run = file.run
-    entries: list[dict[str, Any]] = []
-    if run.commands_file.is_file():
-        entries = read_document(run.commands_file, {"commands": list})["commands"]
+    entries = read_commands(run)
     report = run.read_report() if run.report_json.is_file() else {}
     results = {one["round"]: one for one in report.get("rounds", [])}
     numbers = range(max((one["round"] for one in entries), default=-1) + 1)

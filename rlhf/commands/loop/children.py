@@ -19,9 +19,9 @@ from typing import IO, Any
 
 from rlhf.commands.loop.stages import Stage
 from rlhf.errors import InterruptedRunError, RlhfError
-from rlhf.records.documents import read_document
 from rlhf.records.jsonl import write_json
 from rlhf.run.locks import take
+from rlhf.run.loops.commands import read_commands, with_seconds
 from rlhf.run.loops.pausing import read_pause
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import beat
@@ -75,7 +75,7 @@ def run_stage(
     wait_for_earlier_child(run)
     say(f"\nRound {stage.number}: {shlex.join([*launch, 'rlhf', *stage.words])}")
     beat(f"round {stage.number}: {stage.name}", stage.number)
-    entries = read_commands(run)
+    entries = with_seconds(run, read_commands(run))  # all have ended
     began = time.time()
     entry = {"round": stage.number, "stage": stage.name, "command": ["rlhf", *stage.words]}
     entry |= {"started_at": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
@@ -127,18 +127,6 @@ def _why_to_stop(run: RunDir, is_over: Callable[[], bool]) -> str | None:
     if pause is not None:
         return f"Paused by {pause.by}" if pause.stops_stage else None
     return "The round can begin" if is_over() else None
-
-
-def read_commands(run: RunDir) -> list[dict[str, Any]]:
-    """The entries of commands.json, oldest first.
-
-    Raises:
-        InputError: the file is broken.
-    """
-    if not run.commands_file.is_file():
-        return []
-    entries: list[dict[str, Any]] = read_document(run.commands_file, {"commands": list})["commands"]
-    return entries
 
 
 def _write_commands(run: RunDir, entries: list[dict[str, Any]]) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.commands.loop.children import read_commands
 from rlhf.commands.wording import judge_name
-from rlhf.planning.price import JUDGES, cost_of_stages, price_of_a_point
+from rlhf.planning.price import JUDGES, cost_of_loop, price_of_a_point
 from rlhf.records.ranked import read_manifest
 from rlhf.records.wording import counted
 from rlhf.run.intervals import in_words
+from rlhf.run.loops.commands import read_commands
 from rlhf.run.rundir import RunDir
 from rlhf.run.status import align
 
@@ -127,8 +127,7 @@ def build_report(
     """
     gained = [one["round"] for one in rounds if one["outcome"] == "better"]
     best = str(out / f"round-{gained[-1]}" / "ppo" / "policy") if gained else None
-    stages = sorted(one.parent for one in out.glob("round-*/*/stage.json"))
-    cost = cost_of_stages([RunDir(one) for one in stages], price_per_hour)
+    cost = cost_of_loop(RunDir(out), price_per_hour)
     rate = rounds[gained[-1]]["win_rate"]["original"] if gained else None
     point = price_of_a_point(cost["price"], rate["value"] if rate else None)
     return {

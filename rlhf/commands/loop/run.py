@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rlhf.commands.loop.children import read_commands, run_stage, say, wait_for_earlier_child
+from rlhf.commands.loop.children import run_stage, say, wait_for_earlier_child
 from rlhf.commands.loop.new_prompts import NewPrompts
 from rlhf.commands.loop.new_rankings import Exported, count_new, has_round, last_exported
 from rlhf.commands.loop.report import build_report, describe_round, read_rounds, reason_to_stop
@@ -22,6 +22,7 @@ from rlhf.commands.loop.waiting import RankingCheck, wait_for_rankings, wait_whi
 from rlhf.errors import ConfigError
 from rlhf.ranks import world_size
 from rlhf.records.jsonl import write_json
+from rlhf.run.loops.commands import read_commands
 from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.run.telemetry.notify import notify
 

@@ -14,7 +14,14 @@ from rlhf.cli import main
 from rlhf.commands.wording import cost_sentence
 from rlhf.errors import InterruptedRunError
 from rlhf.parallel.settings import ClusterSettings
-from rlhf.planning.price import amount, cost_of, cost_of_chain, cost_of_seconds, cost_of_stages
+from rlhf.planning.price import (
+    amount,
+    cost_of,
+    cost_of_chain,
+    cost_of_loop,
+    cost_of_seconds,
+    cost_of_stages,
+)
 from rlhf.records.jsonl import write_json
 from rlhf.run import rundir
 from rlhf.run.rundir import RunDir, device_seconds, open_stage, stage_status, watching_stage
@@ -108,6 +115,40 @@ def test_the_newest_export_has_all_hours_of_annotators(chain: RunDir, tmp_path: 
     found = cost_of_stages([second, RunDir(tmp_path / "reward"), third], None)
     assert found["annotator_hours"] == 7.5
     assert list(cost_sentence(found)) == ["Cost: 4.5 device-hours, and 7.5 annotator-hours."]
+
+
+def round_of(loop: Path, number: int, hours: float, before: Path) -> RunDir:
+    """A round of a loop: an hour each of reward, reference and ppo, half of evaluate."""
+    here, rankings = loop / f"round-{number}", loop / f"round-{number}" / "rankings"
+    rankings.mkdir(parents=True)
+    manifest = {"format": "ranked", "content_hash": "h", "annotator_hours": hours}
+    write_json(rankings / "manifest.json", manifest)
+    reward = stage(here / "reward", 3600, rankings=rankings, model=Path("maker/base")).model
+    given = {"prompts": rankings, "model": before, "reward": reward}
+    reference = stage(here / "reference", 3600, **given).path
+    models = {"model": before, "reward": reward, "reference": reference}
+    policy = stage(here / "ppo", 3600, **models).policy
+    original = loop / "round-0" / "reference"
+    return stage(here / "evaluate", 1800, policy=policy, reference=original, reward=reward)
+
+
+def test_a_chain_of_rounds_has_the_annotators_hours_once(tmp_path: Path) -> None:
+    """Every export has the rankings of all rounds: the hours of the last one are those of all."""
+    first = round_of(tmp_path, 0, 4.5, Path("maker/base"))
+    last = round_of(tmp_path, 1, 6.0, tmp_path / "round-0" / "ppo" / "policy")
+    # both rounds but for the evaluation of the first, from which nothing follows
+    found = cost_of_chain(last, 2.0, {"people": rate(0.6)})
+    assert (found["device_hours"], found["annotator_hours"]) == (6.5, 6.0)
+    assert (found["price"], found["price_per_point"]) == (13.0, 1.3)
+    found = cost_of_chain(first, 2.0, {})
+    assert (found["device_hours"], found["annotator_hours"]) == (3.5, 4.5)
+    # the loop has all of it, and half an hour in which responses were sampled and ranked
+    times = {"generate": 1000.0, "annotate": 800.0}
+    entries = [{"round": 0, "stage": n, "seconds": s, "exit_code": 0} for n, s in times.items()]
+    write_json(tmp_path / "commands.json", {"commands": entries})
+    found = cost_of_loop(RunDir(tmp_path), 2.0)
+    assert (found["device_hours"], found["annotator_hours"]) == (7.5, 6.0)
+    assert found["price"] == 15.0
 
 
 def test_every_process_of_a_stage_counts(tmp_path: Path, monkeypatch) -> None:

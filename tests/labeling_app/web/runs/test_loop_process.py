@@ -23,7 +23,7 @@ from labeling_app.web.app import add_lead_pages
 from labeling_app.web.board.session import Board
 from labeling_app.web.lead.frame import LeadFrame
 from labeling_app.web.runs.loop_process import LoopProcess
-from labeling_app.web.runs.page import status_of
+from labeling_app.web.runs.page import FILTERS, content, status_of
 from labeling_app.web.runs.routes import add_runs_page, answer
 from rlhf.commands.loop.opened import read_loop_file
 from rlhf.errors import ConfigError
@@ -347,6 +347,20 @@ def test_every_page_of_a_lead_opens_beside_runs(process: LoopProcess, store: Sto
             return [(await client.get(link.path)).status_code for link in frame.links]
 
     assert run_async(open_all()) == [200] * 5
+
+
+def test_the_page_says_what_the_rounds_have_cost(process: LoopProcess) -> None:
+    out = make_loop(process.file.out, "m")
+    cost = {"device_hours": 1.5, "price_per_hour": 2.0, "price": 3.0, "annotator_hours": 4.25}
+    write_json(out / "report.json", {"rounds": [], "cost": cost})  # the loop was started
+    assert content(process)["cost"] == ""
+    write_json(out / "report.json", {"rounds": [{"round": 0, "outcome": "better"}], "cost": cost})
+    frame = LeadFrame()
+    frame.add_filters(**FILTERS)
+    lea = User(name="lea", role="lead", disabled=False, epoch=0)
+    page = frame.render("runs/state.html", lea, "/lead/runs", **content(process))
+    said = "Cost: 1.5 device-hours at 2 each: 3, and 4.25 annotator-hours. Counted when a round"
+    assert said in page
 
 
 def test_two_pages_cannot_share_the_name_of_a_filter() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from labeling_app.db.store import Store
-from rlhf.commands.loop.children import StageFailedError, read_commands, run_stage
+from rlhf.commands.loop.children import StageFailedError, run_stage
 from rlhf.commands.loop.stages import Stage
 from rlhf.errors import InterruptedRunError
+from rlhf.run.loops.commands import read_commands
 from rlhf.run.loops.pausing import read_pause, request_pause
 from rlhf.run.rundir import RunDir
 from tests.labeling_app.conftest import build_prompt, build_responses

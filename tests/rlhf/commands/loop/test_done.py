@@ -6,12 +6,12 @@ import pytest
 
 from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.store import Store
-from rlhf.commands.loop.children import read_commands
 from rlhf.commands.loop.run import _is_done, _run_round
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.loop.stages import stages_of_round
 from rlhf.errors import ConfigError
 from rlhf.records.jsonl import write_json
+from rlhf.run.loops.commands import read_commands
 from rlhf.run.rundir import RunDir
 from tests.labeling_app.conftest import build_prompt, build_responses
 

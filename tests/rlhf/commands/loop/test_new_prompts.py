@@ -7,9 +7,9 @@ import pytest
 
 from labeling_app.db.imports.unfinished import importing
 from labeling_app.db.store import Store
-from rlhf.commands.loop.children import read_commands
 from rlhf.commands.loop.new_prompts import NewPrompts
 from rlhf.commands.loop.settings import LoopSettings
+from rlhf.run.loops.commands import read_commands
 from rlhf.run.loops.pausing import end_pause, request_pause
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import read_heartbeats
