@@ -12,6 +12,7 @@ from cyclopts import (
     CoercionError,
     CycloptsError,
     MissingArgumentError,
+    Token,
     UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
@@ -38,6 +39,11 @@ ELSEWHERE = {
     **dict.fromkeys(("max-length", "max-seq-length"), ("data.max_length", "max_length")),
 }
 SAMPLED_LIKE_THE_REFERENCE = ("temperature", "max_new_tokens")  # by PPO and evaluations
+# What is no choice of a flag, and what to do instead.
+INSTEAD = {
+    ("to", "gguf"): "llama.cpp's own script writes GGUF from the folder of a policy: python "
+    "convert_hf_to_gguf.py DIR --outtype q8_0."
+}
 KINDS = {int: "a whole number", float: "a number"}
 
 
@@ -58,12 +64,21 @@ def explain(
         return _missing(error, words, settings, see)
     if isinstance(error, UnusedCliTokensError):
         return _unused((error.unused_tokens or [""])[0], words, see)
-    if isinstance(error, CoercionError) and error.token and error.target_type in KINDS:
-        name, value, source = error.token.keyword, error.token.value, error.token.source
-        where = "" if source in ("", "cli") else f" in {source}"
-        name = (name or "").replace("][", ".").strip("[]")
-        return ConfigError(f"{name} is {value!r}{where}", f"Give {KINDS[error.target_type]}. {see}")
+    if isinstance(error, CoercionError) and error.token:
+        return _wrong_value(error, error.token, see)
     return ConfigError(str(error).strip(), see)
+
+
+def _wrong_value(error: CoercionError, token: Token, see: str) -> ConfigError:
+    name = (token.keyword or "").replace("][", ".").strip("[]")
+    if instead := INSTEAD.get((name.lstrip("-"), token.value)):
+        return ConfigError(str(error).strip(), f"{instead} {see}")
+    if error.target_type not in KINDS:
+        return ConfigError(str(error).strip(), see)
+    where = "" if token.source in ("", "cli") else f" in {token.source}"
+    return ConfigError(
+        f"{name} is {token.value!r}{where}", f"Give {KINDS[error.target_type]}. {see}"
+    )
 
 
 def unknown_flag(app: App, words: Sequence[str], settings: Any) -> ConfigError | None:

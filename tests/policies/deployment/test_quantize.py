@@ -244,6 +244,18 @@ def test_training_from_it_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_gguf_is_written_by_the_script_of_llama_cpp(tmp_path: Path, refused) -> None:
+    usual = ("--prompts", "p", "--out", tmp_path / "out")
+    said = refused("quantize", "m", "--to", "gguf", *usual)
+    assert 'Invalid value "gguf" for --to. Choose from: "int8", "int4".' in said
+    script = "python convert_hf_to_gguf.py DIR --outtype q8_0. See: rlhf quantize --help"
+    assert f"llama.cpp's own script writes GGUF from the folder of a policy: {script}" in said
+    file = tmp_path / "quantize.yaml"
+    file.write_text("to: gguf\n")
+    assert script in refused("quantize", "m", "--config", file, *usual)
+    assert "llama.cpp" not in refused("quantize", "m", "--to", "int3", *usual)
+
+
 def test_what_cannot_be_quantized_is_refused(
     training: TrainingInputs, done: RunDir, prompts: Path, held_out: Path, tmp_path: Path, refused
 ) -> None:
