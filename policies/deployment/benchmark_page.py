@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from policies.evaluate.plots import to_data_uri
+from rlhf.planning.price import cost_in_words
 from rlhf.records.jsonl import write_text_atomically
 
 PANEL = (5.2, 3.6)  # inches
@@ -22,6 +23,7 @@ def write_page(path: Path, report: Mapping[str, Any]) -> None:
     """Write the page of a report, as report.json holds it."""
     page = _template().render(
         report=report,
+        cost=cost_in_words(report["cost"]),
         kinds={
             kind: rows
             for kind in ("policy", "reward model")

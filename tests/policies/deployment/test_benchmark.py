@@ -19,6 +19,7 @@ from policies.deployment.timing import peak_memory
 from rlhf.cli import main
 from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_config
+from rlhf.planning.price import cost_in_words
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.policies.training import TrainingInputs, build_ensemble
@@ -86,6 +87,8 @@ def test_the_page_has_the_table_and_no_script(done: RunDir) -> None:
         assert row["run"] in page
         price = row.get("price_per_million_tokens", row.get("price_per_thousand_scores"))
         assert f"<td>{price:,.4f}</td>" in page
+    assert f"This measurement itself. {cost_in_words(report['cost'])}" in page
+    assert "device-hours at 1.8 each: " in page
     ensemble = report["rows"][-1]["run"]
     assert report["models"][ensemble]["members"] == 2
 
