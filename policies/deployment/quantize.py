@@ -28,7 +28,7 @@ from rlhf.modeling.models import (
     save_model,
 )
 from rlhf.modeling.readers import tokenizer_of
-from rlhf.modeling.weights import quantization_of
+from rlhf.modeling.weights.whole import quantization_of
 from rlhf.parallel.distributed import start_alone
 from rlhf.planning.price import cost_of
 from rlhf.records.jsonl import new_folder, write_json, write_jsonl

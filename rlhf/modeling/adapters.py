@@ -35,7 +35,8 @@ from rlhf.modeling.heads import (
     reward_head,
 )
 from rlhf.modeling.models import load_config, save_model
-from rlhf.modeling.weights import COPY_AGAIN, require_whole
+from rlhf.modeling.weights.whole import COPY_AGAIN, require_whole
+from rlhf.parallel.layers import stand_ins
 from rlhf.parallel.weight_files import WeightFiles
 from rlhf.records.documents import read_document
 from rlhf.records.jsonl import new_folder, write_json
@@ -102,7 +103,8 @@ def _inject(config: LoraConfig, model: PreTrainedModel, seed: int) -> None:
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, model, NAME)
+        with stand_ins(model):  # peft puts adapters where the weights are
+            inject_adapter_in_model(config, model, NAME)
     cast_adapter_dtype(model, NAME)  # float32, also beside bf16 and 4-bit weights
     if model.get_output_embeddings() is None:
         for part in parts_above_trunk(model):

@@ -5,6 +5,7 @@ A reward model is an `AutoModelForSequenceClassification` with one label. Its co
 scores.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,16 +45,13 @@ from rlhf.modeling.heads import (
 from rlhf.modeling.model_card import Pipeline, card_of
 from rlhf.modeling.pairs import require_padding_ignored
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
-from rlhf.modeling.weights import (
-    load_weights,
-    quantization_of,
-    read_on_main,
-    require_unquantized,
-)
+from rlhf.modeling.weights.stored import read_for_shards
+from rlhf.modeling.weights.whole import load_weights, quantization_of, require_unquantized
 from rlhf.parallel.distributed import on_main
 from rlhf.parallel.sharding import Held
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
 from rlhf.parallel.weight_files import WeightFiles
+from rlhf.ranks import is_main_process
 from rlhf.records.fingerprints import known_folder_hash, take_folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
 from rlhf.run.loops.promotion import is_loop, promoted_policy
@@ -154,8 +152,8 @@ def load_causal_lm(
 
     `quantization` of the linear layers takes the place of `dtype`. With `held="parts"` each process
     of the group holds a part of every matrix, and all must call the model with the same inputs at
-    the same time. With `held="main"` all processes call this, and only the main one has weights,
-    until FSDP shards the model.
+    the same time. With `held="files"` all processes call this, and weights stay in the files until
+    FSDP shards the model, or where every process cannot read its part, in the main one.
 
     Raises:
         InputError: there is no such model, its weights are incomplete, it is a reward model, or
@@ -215,6 +213,9 @@ def new_reward_model(
         new_head=not is_trained,
     )
     if not is_trained:
+        if is_main_process():
+            head = ", ".join(one for one, _ in model.named_parameters() if one.startswith(HEAD))
+            sys.stderr.write(f"{name} has no reward head: {head} is new.\n")
         start_head(reward_head(model).float(), seed)
     return model
 
@@ -295,13 +296,17 @@ def _load(
     parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
     is_plain = not (quantization or quantization_of(config))
 
-    def read() -> PreTrainedModel:
-        model = load_weights(kind, name, new_head=new_head, **parts)
-        if reads_pairs(config):
+    def read(is_empty: bool = False) -> PreTrainedModel:
+        place = {"device_map": "meta"} if is_empty else {}
+        model = load_weights(kind, name, new_head=new_head, **parts, **place)
+        if reads_pairs(config) and not is_empty:
             require_padding_ignored(name, model)
         return model
 
-    model = read_on_main(read, kind) if held == "main" and is_plain else read()
+    if held == "files" and is_plain:
+        model = read_for_shards(name, kind, config, read, new_head=new_head)
+    else:
+        model = read()
     if not reads_pairs(config):
         use_products(model)
     return model

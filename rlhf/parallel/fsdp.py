@@ -1,6 +1,6 @@
 """PyTorch's FSDP2 on a model: which modules are sharded by themselves, and in which precision."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,15 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from rlhf.parallel.distributed import extend_timeouts
-from rlhf.parallel.layers import ON_MAIN, find_layers, find_matrices, take_from_main
+from rlhf.parallel.layers import (
+    ON_MAIN,
+    allocate,
+    find_layers,
+    find_matrices,
+    read_parts,
+    stored_at,
+    take_from_main,
+)
 
 if TYPE_CHECKING:
     from rlhf.parallel.sharding import Sharding
@@ -53,11 +61,15 @@ def shard_all(
 ) -> None:
     """Shard every layer, embeddings and output matrix, then the rest.
 
-    Each is whole only while it is sharded: where only the main process has read the weights, it
-    sends them one layer at a time. The rest stays gathered between forward and backward pass,
-    unless `free_rest` is true. It includes embeddings that are the output matrix, too: both ends of
-    the model read them. With bf16 layers are gathered in bf16; with `keep_in_fp32` so is all else
-    but these modules.
+    Weights that are still in files are never whole: every process reads its part of them. Others
+    are whole only while they are sharded: where only the main process has read them, it sends them
+    one layer at a time. The rest stays gathered between forward and backward pass, unless
+    `free_rest` is true. It includes embeddings that are the output matrix, too: both ends of the
+    model read them. With bf16 layers are gathered in bf16; with `keep_in_fp32` so is all else but
+    these modules.
+
+    Raises:
+        InputError: a process cannot read its part; in every process.
     """
     lacks_weights = _lacks_weights(model)
     for part in keep_in_fp32 or ():
@@ -66,6 +78,7 @@ def shard_all(
     policy = _precision(sharding, rounds=keep_in_fp32 is not None)
     how = {"reshard_after_forward": free_rest, "mp_policy": policy}
     _shard(model, sharding, mesh, lacks_weights, **how)
+    read_parts(model.parameters())
 
 
 def shard_parts(
@@ -87,6 +100,7 @@ def shard_parts(
     for layer in find_layers(model):
         how = {"reshard_after_forward": again, "mp_policy": inside}
         _shard(layer, sharding, mesh, lacks_weights, **how)
+    read_parts(one for one in model.parameters() if isinstance(one, DTensor))
 
 
 def _precision(sharding: "Sharding", *, rounds: bool) -> MixedPrecisionPolicy:
@@ -111,9 +125,19 @@ def _shard(
         return
     pinned = mesh.device_type != "cpu"
     policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
-    whole = [one for one in part.parameters() if not isinstance(one, DTensor)]
-    for parameter in whole if lacks_weights else ():
-        take_from_main(parameter, mesh.device_type)
+    whole = {name: one for name, one in _each(part) if not isinstance(one, DTensor)}
+    for parameter in dict.fromkeys(whole.values()) if lacks_weights else ():
+        if stored_at(parameter) is None:
+            take_from_main(parameter, mesh.device_type)
     fully_shard(part, mesh=mesh, offload_policy=policy, **how)
-    for parameter in whole:  # to which the optimizer still refers
-        parameter.data = parameter.new_empty(0)
+    sharded = dict(_each(part))
+    for name, parameter in whole.items():
+        place = stored_at(parameter)
+        if place and sharded[name].is_meta:  # a tied one has storage after the first of its names
+            allocate(sharded[name], "cpu" if sharding.offload else mesh.device_type, place)
+        parameter.data = parameter.new_empty(0)  # the optimizer still refers to it
+
+
+def _each(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """All parameters by name, those that are tied under each of their names."""
+    return part.named_parameters(remove_duplicate=False)

@@ -1,12 +1,64 @@
-"""The parts of a model that FSDP shards one by one, and their weights from the main process."""
+"""The parts of a model that FSDP shards one by one, and where their weights come from.
+
+Weights are on `meta` until they are sharded. Then every process reads its part from the files, or
+the main process, which has read all, sends them.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import broadcast, get_rank
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.utils import swap_tensors
 from transformers import PreTrainedModel
 
-ON_MAIN = "_weights_on_main"  # an attribute of models of which only the main process has weights
+from rlhf.errors import InputError
+
+ON_MAIN = "_weights_on_main"  # an attribute of models of which other processes lack weights
+STORED = "_stored"  # an attribute of weights that are still in files: where
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a weight is: the tensor `name` of the safetensors files in `folder`."""
+
+    folder: Path
+    name: str
+
+
+def stored_at(weight: Tensor) -> Stored | None:
+    """Where a weight is that is still in files; None for any other."""
+    found: Stored | None = getattr(weight, STORED, None)
+    return found
+
+
+@contextmanager
+def stand_ins(model: nn.Module) -> Iterator[None]:
+    """Within the block, weights that are still in files seem to be in main memory.
+
+    What stands in for them has their shape and a single number.
+    """
+    held = [
+        (part, name, weight)
+        for part in model.modules()
+        for name, weight in part._parameters.items()
+        if weight is not None and stored_at(weight)
+    ]
+    for part, name, weight in held:
+        one = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+        part._parameters[name] = nn.Parameter(one, requires_grad=weight.requires_grad)
+    yield
+    for part, name, weight in held:
+        weight.requires_grad_(part.get_parameter(name).requires_grad)
+        part._parameters[name] = weight
 
 
 @torch.no_grad()
@@ -22,6 +74,53 @@ def take_from_main(parameter: nn.Parameter, device: str) -> None:
         swap_tensors(parameter, nn.Parameter(value, requires_grad=wants))
     else:
         parameter.copy_(value)
+
+
+def allocate(parameter: nn.Parameter, device: str, place: Stored) -> None:
+    """Give a parameter on `meta` storage of its own, in place, which `read_parts` will fill."""
+    value = torch.empty_like(parameter, device=device)
+    swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
+    setattr(parameter, STORED, place)
+
+
+def read_parts(weights: Iterable[Tensor]) -> None:
+    """Fill the weights that are still in files: of a sharded one only this process's part.
+
+    All processes call this with the same weights.
+
+    Raises:
+        InputError: a process cannot read a weight; in every process.
+    """
+    wanted = [(place, weight) for weight in weights if (place := stored_at(weight))]
+    read_stored(wanted)
+    for _, weight in wanted:
+        delattr(weight, STORED)
+
+
+def read_stored(weights: Iterable[tuple[Stored, Tensor]], *, alone: bool = False) -> None:
+    """Fill tensors from files, converting them to their precision.
+
+    All processes call this for the same names, unless one does so `alone`.
+
+    Raises:
+        InputError: a tensor cannot be read, or has another shape; in every process.
+    """
+    rounds: dict[tuple[Path, int], dict[str, Tensor]] = {}
+    times: Counter[Stored] = Counter()  # policy and critic may be in the same files
+    for place, weight in weights:
+        rounds.setdefault((place.folder, times[place]), {})[place.name] = weight
+        times[place] += 1
+    for (folder, _), named in rounds.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+                load(named, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+        except CheckpointException as error:
+            rank, (cause, _) = next(iter(error.failures.items()))
+            raise InputError(
+                f"Rank {rank} cannot read its part of the weights in {folder} ({cause})",
+                "Copy or download the model again, and leave it as it is while it is read.",
+            ) from None
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:

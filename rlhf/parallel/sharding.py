@@ -48,7 +48,7 @@ from rlhf.parallel.settings import SHARDED, ReduceDtype, State, Strategy
 from rlhf.parallel.tensor_parallel import average_replicated, prepare_tensor_parallel
 
 Value = TypeVar("Value")
-Held = Literal["whole", "parts", "main"]  # in every process; of matrices; by the main one alone
+Held = Literal["whole", "parts", "files"]  # in every process; of matrices; not until sharded
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,13 @@ class Sharding:
     def held(self, *, trained: bool) -> Held:
         """Who holds a model's weights between loading and `prepare` or `shard_frozen`.
 
-        FSDP, which also shards frozen models under ZeRO 3, takes them from the main process.
+        FSDP, which also shards frozen models under ZeRO 3, takes them from the files, else from
+        the main process.
         """
         if self.is_tensor_parallel:
             return "parts"
         is_fsdp = self.strategy == "fsdp" or (self.shards_weights and not trained)
-        return "main" if is_fsdp else "whole"
+        return "files" if is_fsdp else "whole"
 
     def in_step(
         self, accelerator: Accelerator, parts: Sequence[Value], spare: Sequence[Value] = ()

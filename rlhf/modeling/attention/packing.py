@@ -96,7 +96,7 @@ def pack_prefixes(model: PreTrainedModel) -> str | None:
     """Let a model read packed rows; if it would not be exact, return why and change nothing."""
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_prefix_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _mask)
-    return try_attention(model, ATTENTION, lambda: _probe(model))
+    return try_attention(model, ATTENTION, _probe)
 
 
 @torch.no_grad()

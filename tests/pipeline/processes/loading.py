@@ -1,7 +1,7 @@
-"""A program for two processes: models that only the main one reads, against models that each reads.
+"""A program for two processes: models of which each reads its part, against models read whole.
 
-python -m tests.pipeline.processes.loading TINY REWARD LARGE ROUNDED BROKEN OUT : each process
-writes what it found as OUT.RANK.
+python -m tests.pipeline.processes.loading FOLDER : each process writes what it found of the models
+in the folder as FOLDER/found.RANK.
 """
 
 import ctypes
@@ -9,6 +9,7 @@ import gc
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.models import load_causal_lm, load_reward_model, new_reward_model
 from rlhf.parallel.distributed import start
+from rlhf.parallel.layers import stored_at
 from rlhf.parallel.sharding import Held, Sharding, prepare, shard_frozen
 from rlhf.ranks import exit_process, rank
 from tests.pipeline.loop import SIGNAL as VOWELS
@@ -74,15 +76,33 @@ def parts(model: torch.nn.Module) -> list[torch.Tensor]:
 def is_same(accelerator: Accelerator, load: LoadModel, use: Any, sharding: Sharding) -> bool:
     """Whether a model is the same bit for bit, however it is read."""
     found = []
-    wanted: tuple[Held, ...] = ("whole", "main")
+    wanted: tuple[Held, ...] = ("whole", "files")
     for held in wanted:
-        model = load(held)
-        empty = all(one.is_meta for name, one in model.named_parameters() if "lora" not in name)
-        assert empty == (held == "main" and rank() > 0)
-        found.append(use(accelerator, model, sharding))
+        found.append(use(accelerator, load(held), sharding))
     return all(
         one.dtype == other.dtype and one.equal(other) for one, other in zip(*found, strict=True)
     )
+
+
+def place_of_weights(model: PreTrainedModel) -> str:
+    """Where a model's weights are before it is sharded: in its files, here, or in the main process.
+
+    A new head and adapters may be elsewhere.
+    """
+    trunk = {name: one for name, one in model.base_model.named_parameters() if "lora" not in name}
+    if all(stored_at(one) for one in trunk.values()):
+        return "files" if all(one.is_meta for one in trunk.values()) else "?"
+    return "elsewhere" if all(one.is_meta for one in trunk.values()) else "here"
+
+
+def spoiled_is_same(accelerator: Accelerator, folder: Path) -> bool:
+    """Whether a process's part is that of the plain model if all else in its files is spoiled."""
+    fsdp, mine = Sharding("fsdp"), folder / f"spoiled.{rank()}"
+    plain = trained(accelerator, load_causal_lm(str(folder / "several files"), held="whole"), fsdp)
+    model = load_causal_lm(str(mine), held="files")
+    assert place_of_weights(model) == "files"
+    found = trained(accelerator, model, fsdp)
+    return all(one.equal(other) for one, other in zip(plain, found, strict=True))
 
 
 def memory(field: str) -> int:
@@ -90,17 +110,34 @@ def memory(field: str) -> int:
     return 1024 * int(re.search(rf"{field}:\s+(\d+)", status)[1])  # type: ignore[index]
 
 
-def peak_growth(accelerator: Accelerator, load: Callable[[Sharding], torch.nn.Module]) -> int:
-    """Bytes by which this process's memory grows at most until a training can begin."""
+def peak_growth(
+    accelerator: Accelerator, load: Callable[[Sharding], torch.nn.Module]
+) -> dict[str, int]:
+    """Bytes by which this process's memory grows at most until a training can begin.
+
+    Its `own` is looked at every few milliseconds; what is `resident` includes pages of files, of
+    which the system maps as many as it likes around those that are read.
+    """
     accelerator.free_memory()
     gc.collect()
+    own, done = [memory("RssAnon")], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.003):
+            own.append(memory("RssAnon"))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
     before = memory("VmRSS")
     sharding = Sharding("fsdp")
     model = load(sharding)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     prepare(accelerator, model, optimizer, sharding)
-    return memory("VmHWM") - before
+    resident = memory("VmHWM") - before
+    done.set()
+    watcher.join()
+    return {"own": max(own) - own[0], "resident": resident}
 
 
 def policy_and_critic(accelerator: Accelerator, folder: str, sharding: Sharding) -> PolicyAndCritic:
@@ -111,49 +148,79 @@ def policy_and_critic(accelerator: Accelerator, folder: str, sharding: Sharding)
     return model
 
 
-def refusal(folder: str) -> str:
+def refusal(work: Callable[[], object]) -> str:
     try:
-        load_causal_lm(folder, held="main")
+        work()
     except InputError as error:
         return str(error)
     return ""
 
 
-def main(tiny: str, reward: str, large: str, rounded: str, broken: str, out: str) -> None:
+def shard_without_files(accelerator: Accelerator, folder: Path) -> None:
+    """Shard a model after one process has lost a file."""
+    mine = folder / f"lost later.{rank()}"
+    model = load_causal_lm(str(mine), held="files")
+    accelerator.wait_for_everyone()
+    if rank() == 1:
+        (mine / "model.safetensors").unlink()
+    trained(accelerator, model, Sharding("fsdp"))
+
+
+def main(path: str) -> None:
     return_what_is_freed()
     accelerator = start("fp32", 0)
-    fsdp = Sharding("fsdp")
+    folder, fsdp = Path(path), Sharding("fsdp")
+    large = str(folder / "large")
+
+    def policy(name: str) -> LoadModel:
+        return lambda held: load_causal_lm(str(folder / name), held=held)
+
+    def new_reward(name: str) -> LoadModel:
+        return lambda held: new_reward_model(str(folder / name), 0, 7, held=held)
+
+    def reward(held: Held) -> PreTrainedModel:
+        return load_reward_model(str(folder / "reward"), held=held)
+
     cases: dict[str, tuple[LoadModel, Any, Sharding]] = {
-        "tied embeddings": (lambda held: load_causal_lm(tiny, held=held), trained, fsdp),
-        "adapters": (lambda held: adapted(tiny, held), trained, fsdp),
-        "fresh head": (lambda held: new_reward_model(tiny, 0, 7, held=held), trained, fsdp),
-        "trained head": (lambda held: new_reward_model(reward, 0, 7, held=held), trained, fsdp),
-        "frozen": (lambda held: load_reward_model(reward, held=held), frozen, fsdp),
-        "frozen under ZeRO 3": (
-            *(lambda held: load_reward_model(reward, held=held), frozen),
-            Sharding("zero3"),
-        ),
-        "groups of one": (
-            *(lambda held: load_causal_lm(tiny, held=held), trained),
-            Sharding("fsdp", group=1),
-        ),
-        "offloaded": (
-            *(lambda held: load_causal_lm(tiny, held=held), trained),
-            Sharding("fsdp", offload=True),
-        ),
+        "tied embeddings": (policy("tiny"), trained, fsdp),
+        "adapters": (lambda held: adapted(str(folder / "tiny"), held), trained, fsdp),
+        "fresh head": (new_reward("tiny"), trained, fsdp),
+        "trained head": (new_reward("reward"), trained, fsdp),
+        "frozen": (reward, frozen, fsdp),
+        "frozen under ZeRO 3": (reward, frozen, Sharding("zero3")),
+        "groups of one": (policy("tiny"), trained, Sharding("fsdp", group=1)),
+        "offloaded": (policy("tiny"), trained, Sharding("fsdp", offload=True)),
+        "uneven vocabulary": (policy("uneven"), trained, fsdp),
+        "several files": (policy("several files"), trained, fsdp),
+        "bf16 files": (policy("bf16"), trained, fsdp),
+        "tied, but two matrices": (policy("two"), trained, fsdp),
+        "pytorch_model.bin": (policy("binary"), trained, fsdp),
+        "experts": (policy("experts"), trained, fsdp),
+        "other files": (policy(f"other.{rank()}"), trained, fsdp),
+    }
+    refused = {
+        "broken": lambda: load_causal_lm(str(folder / "broken"), held="files"),
+        "lacking": lambda: load_causal_lm(str(folder / "lacking"), held="files"),
+        "lost later": lambda: shard_without_files(accelerator, folder),
     }
     found = {
-        "refusal": refusal(broken),
+        "refusals": {name: refusal(work) for name, work in refused.items()},
+        "places": {name: place_of_weights(case[0]("files")) for name, case in cases.items()},
         "same": {name: is_same(accelerator, *case) for name, case in cases.items()},
+        "spoiled": spoiled_is_same(accelerator, folder),
         # what is imported on first use is there
         "peak": peak_growth(
             accelerator, lambda how: load_causal_lm(large, held=how.held(trained=True))
         ),
+        "peak of sending": peak_growth(
+            accelerator,
+            lambda how: load_causal_lm(str(folder / "large.bin"), held=how.held(trained=True)),
+        ),
         "peak of both": peak_growth(
-            accelerator, lambda how: policy_and_critic(accelerator, rounded, how)
+            accelerator, lambda how: policy_and_critic(accelerator, str(folder / "rounded"), how)
         ),
     }
-    Path(f"{out}.{rank()}").write_text(json.dumps(found), encoding="utf-8")
+    (folder / f"found.{rank()}").write_text(json.dumps(found), encoding="utf-8")
     exit_process(0)
 
 

@@ -4,21 +4,17 @@
 results of such a model look like any others.
 """
 
-import sys
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import json
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
-from rlhf.parallel.distributed import on_main
-from rlhf.parallel.layers import ON_MAIN
-from rlhf.ranks import is_main_process
 
 COPY_AGAIN = "Copy or download the model again: its folder must hold whole *.safetensors files."
 ADAPTER = "adapter_config.json"
@@ -35,9 +31,9 @@ def load_weights(
 ) -> PreTrainedModel:
     """Load a model with all its weights.
 
-    With `new_head` a language model gets the head of a reward model in place of its output matrix,
-    and stderr says so. `settings` are those of `from_pretrained`, with a config. Weights that
-    `rlhf quantize` wrote are expanded.
+    With `new_head` a language model gets the head of a reward model in place of its output matrix.
+    `settings` are those of `from_pretrained`, with a config. Weights that `rlhf quantize` wrote are
+    expanded.
 
     Raises:
         InputError: the weights cannot be read, or are not those that the config describes.
@@ -49,6 +45,7 @@ def load_weights(
         )
     if stored := quantization_of(settings["config"]):
         settings["config"].quantization_config = {**stored, "dequantize": True}
+    tensor_files(Path(name))  # transformers does not name a broken file
     with as_input_error(f"Cannot load the weights of {name}", COPY_AGAIN):
         model, found = kind.from_pretrained(
             name,
@@ -59,99 +56,37 @@ def load_weights(
         )
     missing, unexpected = found["missing_keys"], found["unexpected_keys"]
     if new_head:
-        head = sorted(one for one in missing if one.startswith(HEAD))
-        missing = missing - set(head)
+        missing = {one for one in missing if not one.startswith(HEAD)}
         unexpected = {one for one in unexpected if not one.startswith(OUTPUT)}
-        if head and is_main_process():
-            sys.stderr.write(f"{name} has no reward head: {', '.join(head)} is new.\n")
+    missing = _with_files(Path(name), missing)
     require_whole(name, "config.json", missing, unexpected, found["mismatched_keys"])
     return model  # type: ignore[no-any-return]
 
 
-def read_on_main(read: Callable[[], PreTrainedModel], kind: type[Any]) -> PreTrainedModel:
-    """The model in the main process; in others the same modules, whose weights are on `meta`.
-
-    All processes call this. Other tensors of the modules, such as buffers, are the main one's.
-
-    Args:
-        read: gives the model.
-        kind: of the model: its class, or an auto class.
+def tensor_files(folder: Path) -> dict[str, list[str]]:
+    """The names of a folder's safetensors files that hold each tensor, from their heads.
 
     Raises:
-        RlhfError: as `read`, in every process.
+        InputError: a file is broken or cut short.
     """
-    models: list[PreTrainedModel] = []
-
-    def outline() -> _Outline:
-        models.append(read())
-        return _Outline.of(models[0])
-
-    found = on_main(outline)
-    model = models[0] if models else found.build(kind)
-    setattr(model, ON_MAIN, True)
-    return model
-
-
-@dataclass(frozen=True)
-class _Outline:
-    """A model without its weights.
-
-    Attributes:
-        config: of the model, as loaded.
-        generation: its generation config, if it has one.
-        weights: names of each weight, several where it is tied; and the weight, on `meta`.
-        buffers: by name.
-        others: tensors that modules hold as plain attributes, by module and name.
-    """
-
-    config: PreTrainedConfig
-    generation: Any
-    weights: list[tuple[list[str], Tensor]]
-    buffers: dict[str, Tensor]
-    others: dict[tuple[str, str], Tensor]
-
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> Self:
-        # which are tied depends on the files, not only on the config
-        names: dict[nn.Parameter, list[str]] = {}
-        for name, value in model.named_parameters(remove_duplicate=False):
-            names.setdefault(value, []).append(name)
-        others = {
-            (place, name): value
-            for place, part in model.named_modules()
-            for name, value in vars(part).items()
-            if isinstance(value, Tensor)
-        }
-        return cls(
-            model.config,
-            getattr(model, "generation_config", None),
-            [(of_one, value.detach().to("meta")) for value, of_one in names.items()],
-            dict(model.named_buffers()),
-            others,
-        )
-
-    def build(self, kind: type[Any]) -> PreTrainedModel:
-        make = getattr(kind, "from_config", None) or kind._from_config
-        with torch.device("meta"):
-            model: PreTrainedModel = make(self.config, dtype=torch.float32)
-        if self.generation is not None:
-            model.generation_config = self.generation
-        for names, value in self.weights:
-            weight = nn.Parameter(value)
-            for part, leaf in (_place(model, name) for name in names):
-                part._parameters[leaf] = weight
-        for name, value in self.buffers.items():
-            part, leaf = _place(model, name)
-            part._buffers[leaf] = value
-        for (place, name), value in self.others.items():
-            setattr(model.get_submodule(place), name, value)
-        model.eval()
-        return model
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with (
+            as_input_error(f"Cannot load the weights of {path}", COPY_AGAIN),
+            safe_open(path, "pt") as file,
+        ):
+            for name in file.keys():  # noqa: SIM118, it is no dictionary
+                found.setdefault(name, []).append(path.name)
+    return found
 
 
-def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    place, _, leaf = name.rpartition(".")
-    return model.get_submodule(place), leaf
+def _with_files(folder: Path, names: Collection[str]) -> list[str]:
+    """Names of tensors, each with the file that should hold it where an index says so."""
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if not names or not index.is_file():
+        return list(names)
+    files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    return [f"{name} in {files[name]}" if name in files else name for name in names]
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:

@@ -1,0 +1,172 @@
+"""Models of which every process reads its part of each weight from the safetensors files.
+
+No process holds such a model: its weights are on `meta` until FSDP shards them, and PyTorch's
+`HuggingFaceStorageReader` then reads the rows of this process. The files must hold every weight as
+the model has it, under the same name. Where they do not, the main process reads all weights and
+sends them (`rlhf.modeling.weights.on_main`), and one line on stderr says why.
+"""
+
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from huggingface_hub import try_to_load_from_cache
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from rlhf.modeling.heads import reads_pairs
+from rlhf.modeling.weights.first_layers import find_lists
+from rlhf.modeling.weights.on_main import Outline, place_of, read_on_main
+from rlhf.modeling.weights.whole import HEAD, tensor_files
+from rlhf.parallel.distributed import on_main
+from rlhf.parallel.layers import ON_MAIN, STORED, Stored
+from rlhf.parallel.waits import waiting
+from rlhf.ranks import is_main_process, world_size
+
+Files = Mapping[str, Sequence[str]]  # that hold each tensor
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the main process has found of a model of which every process can read its part.
+
+    Attributes:
+        outline: of the model.
+        tensors: for each weight in the files, by one of its names, the name of its tensor.
+        sizes: bytes of the files.
+    """
+
+    outline: Outline
+    tensors: dict[str, str]
+    sizes: dict[str, int]
+
+
+def read_for_shards(
+    name: str,
+    kind: type[Any],
+    config: PreTrainedConfig,
+    read: Callable[[bool], PreTrainedModel],
+    *,
+    new_head: bool,
+) -> PreTrainedModel:
+    """A model to be sharded; until then its weights are in its files, or in the main process alone.
+
+    All processes call this. A new head has zeros in the main process.
+
+    Args:
+        name: of the model.
+        kind: its class, or an auto class.
+        config: of the model.
+        read: gives the model; called with true, without weights, on `meta`.
+        new_head: whether the files lack the head.
+
+    Raises:
+        RlhfError: as `read`, in every process.
+    """
+    models: list[PreTrainedModel] = []
+
+    def look() -> _Found | str:
+        """What is needed to read by parts, or why that cannot be done."""
+        if obstacle := _find_obstacle_in_config(config):
+            return obstacle
+        model = read(True)
+        models.append(model)
+        files = tensor_files(folder_of(name))
+        _compute_buffers(model)
+        if new_head:
+            _start_new_head(model)
+        if obstacle := _find_obstacle(model, files):
+            return obstacle
+        return _Found(Outline.of(model), _tensors(model, files), _sizes(name))
+
+    found = on_main(look) if world_size() > 1 else "there is no other"
+    if isinstance(found, _Found):
+        found = _find_difference(name, found.sizes) or found
+    if isinstance(found, str):
+        if is_main_process() and world_size() > 1:
+            sys.stderr.write(f"The main process reads {name} and sends its weights: {found}.\n")
+        return read_on_main(lambda: read(False), kind)
+    model = models[0] if models else found.outline.build(kind)
+    for weight, tensor in found.tensors.items():
+        setattr(model.get_parameter(weight), STORED, Stored(folder_of(name), tensor))
+    setattr(model, ON_MAIN, True)
+    return model
+
+
+def folder_of(name: str) -> Path:
+    """A model's folder; of a model on the hub that in the cache, if it is there."""
+    cached = None if Path(name).is_dir() else try_to_load_from_cache(name, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else Path(name)
+
+
+def _sizes(name: str) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder_of(name).glob("*.safetensors")}
+
+
+def _find_difference(name: str, sizes: dict[str, int]) -> str:
+    """Which process sees other files than the main one; empty if none does."""
+    with waiting("ranks"):
+        everyone = gather_object([(socket.gethostname(), _sizes(name))])
+    for number, (host, found) in enumerate(everyone):
+        if found != sizes:
+            return f"rank {number} ({host}) has other files of it"
+    return ""
+
+
+def _compute_buffers(model: PreTrainedModel) -> None:
+    """Give buffers on `meta` that no file holds the values that transformers computes."""
+    stored = set(model.state_dict())
+    for name, buffer in list(model.named_buffers()):
+        if name not in stored:
+            part, leaf = place_of(model, name)
+            part._buffers[leaf] = torch.empty_like(buffer, device="cpu")
+            part._is_hf_initialized = False  # type: ignore[assignment]
+    model.initialize_weights()
+
+
+def _tensors(model: PreTrainedModel, files: Files) -> dict[str, str]:
+    return {names[0]: one for names in _groups(model) for one in names if one in files}
+
+
+def _groups(model: nn.Module) -> list[list[str]]:
+    """The names of each weight: several where it is tied."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        names.setdefault(value, []).append(name)
+    return list(names.values())
+
+
+def _start_new_head(model: PreTrainedModel) -> None:
+    for name, weight in list(model.named_parameters()):
+        if name.startswith(HEAD):
+            part, leaf = place_of(model, name)
+            part._parameters[leaf] = nn.Parameter(torch.zeros_like(weight, device="cpu"))
+
+
+def _find_obstacle_in_config(config: PreTrainedConfig) -> str:
+    if getattr(config, "quantization_config", None):
+        return "they are quantized"
+    return "it is tried with padding first" if reads_pairs(config) else ""
+
+
+def _find_obstacle(model: PreTrainedModel, files: Files) -> str:
+    """Why a model's weights cannot be read by parts; empty if they can."""
+    if getattr(model, "_weight_conversions", None):
+        return "transformers converts them while loading"
+    if len(find_lists(model)) != 1:
+        return "its layers are not in one list"
+    for pair in model.all_tied_weights_keys.items():
+        if files.keys() >= set(pair):
+            return f"its files hold {' and '.join(pair)}, which its config ties"
+    for names in _groups(model):
+        found = [file for name in names for file in files.get(name, ())]
+        if model.get_parameter(names[0]).is_meta and len(found) != 1:
+            return f"{names[0]} is in {' and '.join(found) or 'no safetensors file'}"
+    others = (value for part in model.modules() for value in vars(part).values())
+    tensors = (one for one in (*model.buffers(), *others) if isinstance(one, Tensor))
+    return "some of its buffers are in files" if any(one.is_meta for one in tensors) else ""
