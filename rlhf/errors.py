@@ -16,6 +16,7 @@ that catches these; any other exception is our own bug and exits with 1 and its 
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class RlhfError(Exception):
@@ -32,6 +33,14 @@ class RlhfError(Exception):
         super().__init__(f"{problem}\n  {remedy}")
         self.problem = problem
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pass to another process: `args` holds the message, not what `__init__` takes."""
+        return _made_of, (type(self), *self.args), self.__dict__
+
+
+def _made_of(kind: type[RlhfError], *args: str) -> RlhfError:
+    return kind.__new__(kind, *args)
 
 
 class InputError(RlhfError):
