@@ -222,9 +222,9 @@ def _is_one_of(column: str, values: Collection[str]) -> str:
 
 def num_done(connections: Connections, annotator: str) -> int:
     """How many tasks an annotator has ranked."""
-    query = """SELECT COUNT(*) FROM rankings
-               WHERE annotator = ? AND live = 1 AND task_id IS NOT NULL"""
-    return int(connections.db.execute(query, [annotator]).fetchone()[0])
+    query = "SELECT done FROM own_work WHERE annotator = ?"
+    row = connections.db.execute(query, [annotator]).fetchone()
+    return int(row[0]) if row else 0
 
 
 def ranking_annotators(connections: Connections) -> set[str]:

@@ -12,6 +12,7 @@ import time
 
 from sqlite_utils import Database
 
+from labeling_app.db.board.places import first_in_queue
 from labeling_app.db.board.tickets import add_ticket
 from labeling_app.db.people.sources import sources_of
 from labeling_app.db.rankings import ranking_in_task
@@ -68,25 +69,10 @@ def first_open(db: Database, annotator: str) -> int | None:
         row = db.execute(query, {"me": annotator}).fetchone()
         if row:
             return int(row[0])
-    given = [_first_in_queue(db, annotator, source) for source in sources_of(db, annotator)]
-    best = max((row for row in given if row), default=None)
-    best = best or _first_in_queue(db, annotator, None)
-    return None if best is None else -best[1]
-
-
-def _first_in_queue(db: Database, annotator: str, source: str | None) -> tuple[float, int] | None:
-    """(priority, -number) of the first task of a source, or of those that are for everybody.
-
-    The conditions are word for word those of the indexes, or these would not be used.
-    """
-    which = "reserved IS NULL" if source is None else "reserved IS NOT NULL AND reserved = :source"
-    query = f"""SELECT priority, -id FROM tasks t WHERE open > 0 AND only_for IS NULL
-                AND purpose IN ('rank', 'compare') AND {which} AND NOT EXISTS (
-                    SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
-                    AND a.state <> 'expired')
-                ORDER BY priority DESC, id LIMIT 1"""
-    row = db.execute(query, {"me": annotator, "source": source}).fetchone()
-    return (row[0], row[1]) if row else None
+    given = [first_in_queue(db, annotator, source) for source in sources_of(db, annotator)]
+    best = min((place for place in given if place), key=lambda at: (-at[0], at[1]), default=None)
+    best = best or first_in_queue(db, annotator, None)
+    return best[1] if best else None
 
 
 def expire_leases(db: Database) -> None:

@@ -10,13 +10,14 @@
         └───< rankings          append-only; `live` says whether a later one took its place
     comparisons ─< served       answers to apps, and the thumbs by which two policies are compared
 
-Two columns make the next task cheap whatever the size of the database: `tasks.open` (how many
-people are still wanted) with its partial index is the queue, and `totals` is kept by triggers so
-that nobody counts rows.
+Two things make the next task cheap whatever the size of the database: `tasks.open` (how many
+people are still wanted) with its partial index is the queue, and `totals` and `own_work` are kept
+by triggers so that nobody counts rows.
 """
 
 from labeling_app.db.files.import_names import IMPORT_NAMES
 from labeling_app.db.files.imported_judgments import IMPORTED_JUDGMENTS
+from labeling_app.db.files.own_work import OWN_WORK
 from labeling_app.db.files.schema_people import INVITATIONS, TEAMS, USERS
 
 APPLICATION_ID = (
@@ -391,4 +392,5 @@ STEPS: dict[str, tuple[str, ...]] = {
     "019_imported_judgments": IMPORTED_JUDGMENTS,
     "020_import_names": IMPORT_NAMES,
     "021_teams": TEAMS,
+    "022_own_work": OWN_WORK,
 }

@@ -14,6 +14,7 @@ from sqlite_utils import Database
 from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.files.migrations import migrations
 from labeling_app.db.files.schema import STEPS
+from labeling_app.db.rankings import num_done
 from labeling_app.db.rounds import rounds
 from labeling_app.db.store import Store
 from rlhf.diagnose import diagnose
@@ -187,3 +188,19 @@ def test_a_migration_that_fails_leaves_no_trace(tmp_path: Path, monkeypatch):
     db = Database(tmp_path / "new.db")
     assert "half" not in db.table_names()
     db.close()
+
+
+def test_an_older_database_counts_what_everybody_has_done(tmp_path):
+    db = Database(tmp_path / "old.db")
+    migrations.apply(db, stop_before="022_own_work")
+    for name in ("ann", "bob"):
+        db.execute("INSERT INTO annotators VALUES (?, 'human', 0)", [name])
+    db.execute("INSERT INTO prompts VALUES (1, 'p', '[]', 'train', 'test', 0, 0)")
+    for _ in range(3):
+        db["tasks"].insert({"prompt_id": "p", "responses": "[]", "open": 1, "created_at": 0})
+    made = {"prompt_id": "p", "annotator": "ann", "tiers": "[]", "created_at": 0}
+    for number, (task_id, live) in enumerate(((1, 1), (2, 1), (3, 0), (None, 1))):
+        db["rankings"].insert({"id": str(number), "task_id": task_id, "live": live, **made})
+    db.close()
+    with Store(tmp_path / "old.db") as store:
+        assert [num_done(store.connections, name) for name in ("ann", "bob")] == [2, 0]

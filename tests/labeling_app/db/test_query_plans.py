@@ -3,7 +3,8 @@
 import pytest
 
 from labeling_app.db.board.checks import CheckRates, choose_check
-from labeling_app.db.rankings import num_rankings_since
+from labeling_app.db.board.overlap import set_overlap
+from labeling_app.db.rankings import num_done, num_rankings_since
 from labeling_app.web.board.session import Board
 
 LOOK_UPS = ("SELECT", "UPDATE", "DELETE")
@@ -31,8 +32,8 @@ def plan_of(store, statement: str) -> list[str]:
 
 def test_nothing_is_scanned_or_sorted(store, statements):
     assert len(statements) > 10
-    # `totals` has five rows whatever the file holds; the queue is read from its first entry on.
-    harmless = {"SCAN totals", "SCAN t USING INDEX tasks_open"}
+    # `totals` has five rows whatever the file holds, and `passed` one a person and source.
+    harmless = {"SCAN totals"}
     steps = {(step, one) for one in statements for step in plan_of(store, one)} - {
         (step, one) for one in statements for step in harmless
     }
@@ -41,13 +42,41 @@ def test_nothing_is_scanned_or_sorted(store, statements):
 
 def test_the_next_task_is_the_first_step_in_its_index(store, statements):
     [look_up] = [one for one in statements if "ORDER BY priority DESC" in one]
-    assert plan_of(store, look_up)[0] == "SCAN t USING INDEX tasks_open"
+    assert plan_of(store, look_up)[0] == "SEARCH t USING INDEX tasks_open (priority=? AND id>?)"
 
 
-def test_ones_own_work_is_counted_in_an_index_alone(store, statements):
-    [count] = [one for one in statements if "SELECT COUNT(*) FROM rankings" in one]
-    [step] = plan_of(store, count)
-    assert step.startswith("SEARCH rankings USING COVERING INDEX rankings_done (annotator=? AND")
+def steps_of_submits(store, board: Board, people: list[str], times: int) -> int:
+    """The steps of SQLite's virtual machine in as many submits, and next tasks, of each."""
+    num_steps = 0
+
+    def step() -> int:
+        nonlocal num_steps
+        num_steps += 1
+        return 0
+
+    store.connections.db.conn.set_progress_handler(step, 1)
+    for _ in range(times):
+        for name in people:
+            task = board.answer(name, {"op": "next"})["task"]
+            sent = {"op": "submit", "id": f"{name} {task['id']}", "task_id": task["id"]}
+            assert board.answer(name, {**sent, "tiers": [[0], [1]]})["ok"]
+    store.connections.db.conn.set_progress_handler(None, 1)
+    return num_steps
+
+
+def test_a_submit_takes_as_many_steps_after_400_tasks_as_after_20(store, queue, fill):
+    """Ann is ahead of bob, so that what she has done stays open for him."""
+    set_overlap(store.connections, 2)
+    fill(20, 2)
+    for name in ("ann", "bob"):
+        queue.add_annotator(name)
+    board = Board(store, queue)
+    steps_of_submits(store, board, ["ann"], 10)
+    few = steps_of_submits(store, board, ["ann", "bob"], 5)
+    fill(500, 2)
+    steps_of_submits(store, board, ["ann"], 380)
+    assert steps_of_submits(store, board, ["ann", "bob"], 5) <= 1.05 * few
+    assert num_done(store.connections, "ann") == 10 + 5 + 380 + 5
 
 
 def test_a_hidden_repeat_reads_ones_own_rankings_only(store, queue):

@@ -164,9 +164,10 @@ def test_the_queue_is_read_from_its_first_entry_on(store, queue, work):
     db.conn.set_trace_callback(None)
     asked = [one for one in seen if one.lstrip().startswith(("SELECT", "UPDATE"))]
     plans = {row[3] for one in asked for row in db.execute(f"EXPLAIN QUERY PLAN {one}")}
-    assert "SEARCH t USING INDEX tasks_reserved (reserved=?)" in plans
+    assert "SEARCH t USING INDEX tasks_reserved (reserved=? AND priority=? AND id>?)" in plans
+    assert "SEARCH t USING INDEX tasks_reserved (reserved=? AND priority<?)" in plans
     scans = {one for one in plans if one.startswith(("SCAN", "USE TEMP B-TREE"))}
-    assert scans <= {"SCAN t USING INDEX tasks_open", "SCAN totals"}
+    assert scans <= {"SCAN totals"}
 
 
 def test_tasks_of_an_older_database_are_everybodys(store, work, tmp_path):
@@ -175,6 +176,7 @@ def test_tasks_of_an_older_database_are_everybodys(store, work, tmp_path):
     old = Database(tmp_path / "labels.db")
     for statement in (
         "DROP TRIGGER reserve_new_tasks",
+        "DROP TRIGGER start_again",
         "DROP INDEX tasks_open",
         "DROP INDEX tasks_reserved",
         "ALTER TABLE tasks DROP COLUMN reserved",

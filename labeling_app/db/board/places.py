@@ -1,0 +1,58 @@
+"""How far an annotator has come in a queue, so that the next task is one step from there.
+
+A task that wants several people stays open to the others after somebody has ranked it. Without
+`passed`, whoever is ahead would look through all of these for each next task: 90,000 imported
+judgments took 28 ms a submit. Triggers keep it right when tasks are opened, added or moved.
+"""
+
+import json
+
+from sqlite_utils import Database
+
+Place = tuple[float, int]
+"""Priority and number of a task: higher priorities come first, then lower numbers."""
+
+START, END = (1e300, 0), (-1e300, 0)
+
+
+def first_in_queue(db: Database, annotator: str, source: str | None) -> Place | None:
+    """The first task of a source, or of those that are for everybody, that is left for somebody.
+
+    Args:
+        db: the database, inside a transaction.
+        annotator: who has neither ranked nor skipped it.
+        source: the source; None: the queue for everybody.
+    """
+    before = _passed(db, annotator, source)
+    # One after the other: SQLite cannot begin in the middle of an index whose columns differ in
+    # their direction.
+    found = _first(db, annotator, source, before, "priority = :priority AND id >= :id")
+    found = found or _first(db, annotator, source, before, "priority < :priority")
+    if before != (found or END):
+        row = [annotator, json.dumps(source), *(found or END)]
+        db.execute("INSERT OR REPLACE INTO passed VALUES (?, ?, ?, ?)", row)
+    return found
+
+
+def _passed(db: Database, annotator: str, source: str | None) -> Place:
+    query = "SELECT priority, id FROM passed WHERE annotator = ? AND source = ?"
+    row = db.execute(query, [annotator, json.dumps(source)]).fetchone()
+    return (row[0], row[1]) if row else START
+
+
+def _first(
+    db: Database, annotator: str, source: str | None, place: Place, there: str
+) -> Place | None:
+    """The first task of a part of a queue, where `there` says which part.
+
+    The conditions are word for word those of the indexes, or these would not be used.
+    """
+    which = "reserved IS NULL" if source is None else "reserved IS NOT NULL AND reserved = :source"
+    query = f"""SELECT priority, id FROM tasks t WHERE open > 0 AND only_for IS NULL
+                AND purpose IN ('rank', 'compare') AND {which} AND {there} AND NOT EXISTS (
+                    SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
+                    AND a.state <> 'expired')
+                ORDER BY priority DESC, id LIMIT 1"""
+    values = {"me": annotator, "source": source, "priority": place[0], "id": place[1]}
+    row = db.execute(query, values).fetchone()
+    return (row[0], row[1]) if row else None
