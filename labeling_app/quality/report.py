@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -163,12 +162,6 @@ def state_of_rankings(store: Store) -> tuple[int, int, int, str]:
     connections = store.connections
     numbers = newest_ranking(connections), store.counts()["rankings"], num_deferred(connections)
     return (*numbers, today)
-
-
-def measure_file(path: Path) -> Quality:
-    """`measure_quality` of a database that another process serves."""
-    with Store(path, read_only=True) as store:
-        return measure_quality(store)
 
 
 def measure_quality(store: Store) -> Quality:

@@ -8,6 +8,7 @@ pairs: 72.6 % between labelers and 77.3 % with researchers (InstructGPT, arXiv 2
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import combinations
 from statistics import fmean
 
@@ -35,11 +36,15 @@ def pair_agreement(first: Tiers, second: Tiers) -> float | None:
 
 def tau_b(first: Tiers, second: Tiers) -> float | None:
     """Kendall's tau-b over the responses both rank; None when one side is a single tie."""
-    from scipy.stats import kendalltau  # slow to import, and the board needs no tau
-
     a, b = ranks(first), ranks(second)
     common = sorted(a.keys() & b.keys())
-    x, y = [a[i] for i in common], [b[i] for i in common]
+    return _tau_b(tuple(a[i] for i in common), tuple(b[i] for i in common))
+
+
+@lru_cache(maxsize=10_000)  # four responses have 75 orders with ties, which come again and again
+def _tau_b(x: tuple[int, ...], y: tuple[int, ...]) -> float | None:
+    from scipy.stats import kendalltau  # slow to import, and the board needs no tau
+
     if len(set(x)) < 2 or len(set(y)) < 2:
         return None
     return float(kendalltau(x, y, variant="b").statistic)

@@ -15,9 +15,10 @@ from labeling_app.annotators import passwords as auth
 from labeling_app.annotators.users import User
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
-from labeling_app.quality.report import measure_quality, open_work
+from labeling_app.quality.report import open_work
 from labeling_app.web.lead.frame import LeadFrame
-from labeling_app.web.lead.quality import FILTERS, PATH, TEMPLATE
+from labeling_app.web.lead.measured import FILTERS, measure
+from labeling_app.web.lead.quality import PATH, TEMPLATE
 from rlhf.records.schema import Message, Prompt, Ranking, Response, content_id
 
 Result = TypeVar("Result")
@@ -33,14 +34,14 @@ def build_prompt(text: str, split: str = "train") -> Prompt:
     return Prompt.create((Message(role="user", content=text),), split, "test")
 
 
-def quality_page(store: Store) -> str:
+def quality_page(store: Store, *, is_old: bool = False) -> str:
     """The HTML of the page Quality."""
     frame = LeadFrame()
     frame.add_filters(**FILTERS)
     sender = User(name="lea", role="lead", disabled=False, epoch=0)
     values = {
-        "quality": measure_quality(store),
-        "is_old": False,
+        "measured": measure(store.connections.path),
+        "is_old": is_old,
         "work": open_work(store),
         "served": [],
     }

@@ -16,7 +16,8 @@ from labeling_app.data_io.exporting import Format
 from labeling_app.data_io.importing import source_for
 from labeling_app.db.imports.unfinished import num_hidden
 from labeling_app.db.store import Store
-from labeling_app.web.lead.frame import PAGES, LeadFrame, answer_json, read_form, sender_of
+from labeling_app.web.lead.frame import LeadFrame, answer_json, read_form, sender_of
+from labeling_app.web.lead.templates import PAGES
 from labeling_app.web.lead.uploads import MAX_PIECE_BYTES, SUFFIXES, Upload, Uploads, run_job
 from rlhf.endpoints.request_bodies import BodyError, read_body
 from rlhf.errors import InputError

@@ -21,16 +21,15 @@ from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from labeling_app.annotators.users import User
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.access.middleware import USER
+from labeling_app.web.lead.templates import PAGES, load_templates
 from rlhf.endpoints.request_bodies import BodyError, read_body, read_json
 from rlhf.errors import InputError
 
 MAX_BODY_BYTES = 300_000
-PAGES = Path(__file__).parents[1] / "pages"
 Filter = Callable[..., str]
 SHARED_FILES = {name: PAGES / "lead" / name for name in ("lead.css", "lead.js")}
 
@@ -52,9 +51,7 @@ class LeadFrame:
     def __init__(self, *, has_sign_in: bool = False) -> None:
         self.links: list[Link] = []
         self.files = dict(SHARED_FILES)
-        self.templates = Environment(
-            loader=FileSystemLoader(PAGES), autoescape=True, undefined=StrictUndefined
-        )
+        self.templates = load_templates()
         self._has_sign_in = has_sign_in
 
     def add_to_navigation(self, title: str, path: str) -> None:
@@ -75,9 +72,12 @@ class LeadFrame:
             raise ValueError(f"Two pages have a filter of the name {', '.join(sorted(taken))}")
         self.templates.filters |= filters
 
-    def page(self, request: Request, template: str, **values: Any) -> HTMLResponse:
+    def page(
+        self, request: Request, template: str, *, status_code: int = 200, **values: Any
+    ) -> HTMLResponse:
         """A page for whoever sends the request, from a template in `pages/`."""
-        return html_page(self.render(template, sender_of(request), request.scope["path"], **values))
+        text = self.render(template, sender_of(request), request.scope["path"], **values)
+        return html_page(text, status_code)
 
     def render(self, template: str, sender: User, path: str, **values: Any) -> str:
         """The HTML of a page; every value is escaped."""

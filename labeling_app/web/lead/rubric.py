@@ -11,7 +11,8 @@ from labeling_app.annotators.users import User
 from labeling_app.db.board.rubrics import rubric_versions, save_rubric
 from labeling_app.db.store import Store
 from labeling_app.web.board.rendering import to_html
-from labeling_app.web.lead.frame import PAGES, LeadFrame, answer_json
+from labeling_app.web.lead.frame import LeadFrame, answer_json
+from labeling_app.web.lead.templates import PAGES
 from rlhf.errors import InputError
 
 PATH = "/lead/rubric"
@@ -30,7 +31,7 @@ def add_rubric_page(app: FastAPI, frame: LeadFrame, store: Store) -> None:
     def page(request: Request) -> HTMLResponse:
         versions = rubric_versions(store.connections)
         text = versions[0].text if versions else ""
-        values = {"versions": versions, "text": text, "most": MAX_CHARACTERS}
+        values: Payload = {"versions": versions, "text": text, "most": MAX_CHARACTERS}
         return frame.page(request, TEMPLATE, **values)
 
     async def preview(sender: User, payload: Payload) -> Payload:

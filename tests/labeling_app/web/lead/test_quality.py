@@ -1,14 +1,17 @@
 """The page Quality: measured in another process, and again only when there are other rankings."""
 
 import asyncio
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from labeling_app.db.imports.unfinished import importing
 from labeling_app.db.queue import Submission
-from labeling_app.web.lead.quality import Measurements
-from tests.labeling_app.conftest import run_async
+from labeling_app.web.lead.measured import Measured, Measurements, measure
+from rlhf.errors import InputError
+from tests.labeling_app.conftest import quality_page, run_async
 from tests.labeling_app.data_io.imports import add
 
 
@@ -24,7 +27,7 @@ def children() -> list[str]:
 
 @pytest.fixture
 def rank(queue, fill):
-    fill(3, 2)
+    fill(4, 2)
     queue.add_annotator("ann")
 
     def submit(number: int) -> int:
@@ -35,6 +38,11 @@ def rank(queue, fill):
     return submit
 
 
+def done(measured: Measured) -> list[int]:
+    """How many rankings each person has made."""
+    return [person.done for person in measured.quality.people]
+
+
 def test_it_is_measured_in_another_process_once_for_each_state_of_the_rankings(store, queue, rank):
     first = rank(1)
     measurements = Measurements(store)
@@ -43,14 +51,13 @@ def test_it_is_measured_in_another_process_once_for_each_state_of_the_rankings(s
         before, same = await asyncio.gather(measurements.newest(), measurements.newest())
         assert same is before
         assert any("anyio.to_process" in one for one in children())
-        assert [person.done for person in before.people] == [1]
+        assert done(before) == [1]
         queue.next_task("ann")  # a lease is no ranking
         assert await measurements.newest() is before
         rank(2)
-        after = await measurements.newest()
-        assert [person.done for person in after.people] == [2]
+        assert done(await measurements.newest()) == [2]
         queue.skip("ann", skip_id="s", task_id=first, reason="", note="")  # withdraws the ranking
-        assert [person.done for person in (await measurements.newest()).people] == [1]
+        assert done(await measurements.newest()) == [1]
 
     run_async(run())
 
@@ -68,8 +75,8 @@ def test_it_is_measured_again_when_a_ranking_changes_beside_an_import(store, que
             queue.submit("ann", changed)
             after = await measurements.newest()
             assert after is not hidden
-            assert after.top_by_position != before.top_by_position
-            assert after.num_considered == 1
+            assert after.quality.top_by_position != before.quality.top_by_position
+            assert after.quality.num_considered == 1
 
     run_async(run())
 
@@ -79,14 +86,41 @@ def test_whoever_would_wait_long_sees_the_numbers_before(store, rank):
     measurements = Measurements(store, rest=0.0)
 
     async def run() -> None:
-        first, is_old = await measurements.soon(0.0)  # there are no numbers before
-        assert ([person.done for person in first.people], is_old) == ([1], False)
+        first = await measurements.soon(0.0)  # there are no numbers before
+        assert done(first) == [1]
         rank(2)
-        assert await measurements.soon(0.0) == (first, True)
-        assert await measurements.soon(0.0) == (first, True)  # does not measure twice at a time
+        assert await measurements.soon(0.0) is first
+        assert await measurements.soon(0.0) is first  # does not measure twice at a time
         newest = await measurements.newest()
-        assert [person.done for person in newest.people] == [2]
-        assert await measurements.soon(60.0) == (newest, False)
+        assert done(newest) == [2]
+        assert await measurements.soon(60.0) is newest
+        rank(3)
+        assert done(await measurements.soon(60.0)) == [3]  # as long as one took is waited for
+        rank(4)
+        assert done(await measurements.soon(newest.seconds / 1e6)) == [3]
+
+    run_async(run())
+
+
+def test_what_failed_while_nobody_waited_is_said_once(store, rank, tmp_path):
+    rank(1)
+    measurements = Measurements(store, rest=0.0)
+    (tmp_path / "broken.db").write_text("no database")
+
+    async def run() -> None:
+        first = await measurements.soon()
+        rank(2)
+        path, store.connections.path = store.connections.path, tmp_path / "broken.db"
+        assert await measurements.soon(0.0) is first
+
+        async def ask_until_it_is_said() -> None:
+            while await measurements.soon(0.0) is first:
+                await asyncio.sleep(0.01)
+
+        with pytest.raises(InputError, match=r"broken\.db cannot be used"):
+            await ask_until_it_is_said()
+        store.connections.path = path
+        assert done(await measurements.newest()) == [2]
 
     run_async(run())
 
@@ -96,12 +130,34 @@ def test_it_rests_after_a_measurement(store, rank):
     measurements = Measurements(store, rest=1000.0)
 
     async def run() -> None:
-        first, _ = await measurements.soon()
-        assert await measurements.soon(60.0) == (first, False)
+        first = await measurements.soon()
+        assert await measurements.soon(60.0) is first
         rank(2)
-        assert await measurements.soon(60.0) == (first, True)
+        assert await measurements.soon(60.0) is first
 
     run_async(run())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age"),
+    [
+        (0, "0 seconds"),
+        (1, "1 second"),
+        (119, "119 seconds"),
+        (120, "2 minutes"),
+        (9000, "2 hours"),
+    ],
+)
+def test_the_age_of_numbers_is_said_in_words(store, seconds, age):
+    measured = measure(store.connections.path)
+    assert replace(measured, at=time.time() - seconds).age == age
+
+
+def test_the_page_says_how_old_its_numbers_are(store, rank):
+    rank(1)
+    assert "as they were" not in quality_page(store)
+    assert "latest 1 ranking <span" in quality_page(store, is_old=True)
+    assert "as they were 0 seconds ago" in quality_page(store, is_old=True)
 
 
 def test_the_page_says_how_much_is_open_now(ask, rank):
@@ -110,6 +166,6 @@ def test_the_page_says_how_much_is_open_now(ask, rank):
         assert answer.status_code == 200
         return answer.text.partition("<dt>tasks still open</dt><dd>")[2].partition("</dd>")[0]
 
-    assert open_tasks() == "3 of 3"
+    assert open_tasks() == "4 of 4"
     rank(1)
-    assert open_tasks() == "2 of 3"
+    assert open_tasks() == "3 of 4"

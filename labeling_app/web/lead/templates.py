@@ -1,0 +1,12 @@
+"""The templates of the lead's pages."""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+PAGES = Path(__file__).parents[1] / "pages"
+
+
+def load_templates() -> Environment:
+    """Those of `pages/`: every value is escaped, and a missing one is an error."""
+    return Environment(loader=FileSystemLoader(PAGES), autoescape=True, undefined=StrictUndefined)
