@@ -13,11 +13,14 @@ from labeling_app.web.lead.frame import LeadFrame, sender_of
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.page import FILTERS, content
 from labeling_app.web.runs.progress import report_path
+from rlhf.diagnose import as_input_error
 from rlhf.endpoints.request_bodies import BodyError, read_json
 from rlhf.errors import InputError
+from rlhf.records.documents import REMEDY
 
 PATH = "/lead/runs"
 FILES = Path(__file__).parents[1] / "pages" / "runs"
+BROKEN = "runs/broken.html"
 STAGES = ("evaluate", "reward")
 MAX_BODY_BYTES = 20_000
 MAX_ROUND = 100_000
@@ -36,27 +39,24 @@ def add_runs_page(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
     frame.add_to_navigation("Runs", PATH)
     frame.add_files(FILES / "runs.css", FILES / "runs.js")
     frame.add_filters(**FILTERS)
+    _add_reports(app, frame, process)
 
     @app.get(PATH)
     def page(request: Request) -> HTMLResponse:
-        return frame.page(request, "runs/runs.html", **_content(process))
+        try:
+            return frame.page(request, "runs/runs.html", **_content(process))
+        except InputError as error:
+            return frame.page(request, BROKEN, status_code=500, error=error)
 
     @app.get(f"{PATH}/state")
     def state() -> HTMLResponse:
         template = frame.templates.get_template("runs/state.html")
-        return HTMLResponse(template.render(_content(process)))
-
-    @app.get(PATH + "/{number}/{stage}")
-    def report(number: int, stage: str) -> HTMLResponse:
-        known = stage in STAGES and 0 <= number < MAX_ROUND
         try:
-            run = report_path(process.file, number, stage) if known else None
-        except InputError as error:
-            raise _broken(error) from None
-        if run is None:
-            raise HTTPException(status_code=404, detail="There is no such report.")
-        text = run.report_html.read_text(encoding="utf-8")
-        return HTMLResponse(text, headers={HEADER: policy_of_report(text)})
+            return HTMLResponse(template.render(_content(process)))
+        except InputError as error:  # the page shows it beside what it has
+            raise HTTPException(
+                status_code=500, detail=f"{error.problem}. {error.remedy}"
+            ) from None
 
     @app.post(PATH)
     async def operation(request: Request) -> JSONResponse:
@@ -67,15 +67,40 @@ def add_runs_page(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
         return JSONResponse(await run_sync(answer, process, sender_of(request).name, payload))
 
 
+def _add_reports(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
+    @app.get(PATH + "/{number}/{stage}")
+    def report(request: Request, number: int, stage: str) -> HTMLResponse:
+        known = stage in STAGES and 0 <= number < MAX_ROUND
+        try:
+            text = _read_report(process, number, stage) if known else None
+        except InputError as error:
+            return frame.page(request, BROKEN, status_code=500, error=error)
+        if text is None:
+            raise HTTPException(status_code=404, detail="There is no such report.")
+        return HTMLResponse(text, headers={HEADER: policy_of_report(text)})
+
+
 def _content(process: LoopProcess) -> Payload:
-    try:
+    """The values of the page.
+
+    Raises:
+        InputError: a file of the loop is broken, also one whose JSON has other content.
+    """
+    with as_input_error(f"A file in {process.file.out} is not what rlhf loop writes", REMEDY):
         return content(process)
-    except InputError as error:
-        raise _broken(error) from None
 
 
-def _broken(error: InputError) -> HTTPException:
-    return HTTPException(status_code=500, detail=f"{error.problem}. {error.remedy}")
+def _read_report(process: LoopProcess, number: int, stage: str) -> str | None:
+    """The page of a stage's report; None where there is none.
+
+    Raises:
+        InputError: it cannot be read, or the stage's stage.json cannot.
+    """
+    run = report_path(process.file, number, stage)
+    if run is None:
+        return None
+    with as_input_error(f"{run.report_html} cannot be read", REMEDY):
+        return run.report_html.read_text(encoding="utf-8")
 
 
 def answer(process: LoopProcess, name: str, payload: Payload) -> Payload:
