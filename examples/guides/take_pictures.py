@@ -2,7 +2,8 @@
 
 SmolLM2 answers some prompts of the quickstart, and three simulated people rank the answers by how
 positive they sound, each with noise of their own. The pictures of the app's README show one task
-with written answers, and people who sign in. The rounds are those of a loop that has run.
+and a conversation with written answers, and people who sign in. The rounds are those of a loop that
+has run.
 
     PYTHONPATH=. python examples/guides/take_pictures.py [--db D] [--loop FILE]
 
@@ -32,6 +33,7 @@ from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.people.sources import find_sources, give_source
 from labeling_app.db.queue import Submission, Task, TaskQueue
 from labeling_app.db.store import Store
+from tests.servers.chat import ChatServer
 
 REPOSITORY = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"
@@ -62,6 +64,23 @@ OPINIONS = {  # places of the answers, best first, and a note
     "bob": (((0,), (2,), (1,), (3,)), "Nobody of ten knows nanometers."),
     "eve": (((1,), (0,), (2, 3)), ""),
 }
+TALK = (  # a question, and the answers to choose from
+    (
+        "I have three days in Porto in May. What should I not miss?",
+        "Three days is enough for **Porto** if you keep the center for the mornings:\n\n"
+        "1. *Ribeira* and the cathedral, then the lower deck of the Luís I bridge.\n"
+        "2. Livraria Lello before ten, Clérigos tower, an afternoon in Serralves.\n"
+        "3. A port lodge in Gaia, and the tram along the river to Foz.",
+        "Porto has many sights. Walk around and see what you like.",
+    ),
+    (
+        "How do I get to the beach from there?",
+        "The **tram 1** follows the river from Infante to Passeio Alegre in about 25 minutes.\n\n"
+        "The faster way is bus 500: same view, from Praça da Liberdade.",
+        "You can take the tram. It is a nice ride along the river, and the beach is at the end of "
+        "the line.",
+    ),
+)
 ROUND = (
     {"prompt": "How do I boil an egg?", "responses": ["Boil it eight minutes.", "You cannot."]},
     {"prompt": "Name three rivers.", "responses": ["Rhine, Nile, Amazon.", "I would rather not."]},
@@ -219,6 +238,26 @@ def take_decision(page: Page, db: Path) -> None:
         shoot(page, README / "decision.png")
 
 
+def take_live(page: Page, db: Path) -> None:
+    """A conversation in live mode, the better answer chosen twice."""
+    page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+    with (
+        ChatServer() as chat,
+        serving(db, "--annotator", "ana", "--endpoint", chat.url) as url,
+    ):
+        page.goto(url + "live")
+        for question, *chat.answers in TALK:
+            page.fill("#prompt", question)
+            page.press("#prompt", "Enter")
+            page.wait_for_selector(".saved:has-text('The answers are complete')")
+            better = page.locator(".card").filter(has_text=chat.answers[0][-20:])
+            better.locator("[data-act=up]").click()
+            better.locator("button:has-text('is better')").click()
+            page.wait_for_selector(".card.best")
+            page.wait_for_selector(".saved:text-is('Saved')")
+        shoot(page, README / "live.png")
+
+
 def take_data(page: Page, url: str, folder: Path) -> None:
     """The page Data with the preview of a file, one of whose lines is bad."""
     file = folder / "round-3.jsonl"
@@ -285,6 +324,7 @@ def main() -> None:
         take_board(browser, folder / "sky.db", rubric)
         take_decision(page, folder / "decision.db")
         take_people(page, folder / "people.db")
+        take_live(page, folder / "live.db")
         browser.close()
 
 
