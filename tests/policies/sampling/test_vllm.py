@@ -17,13 +17,15 @@ pytest.importorskip("vllm", reason="needs vllm, in an environment of its own: ma
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from policies.deployment.settings import FormName
 from policies.reference.audit import score_responses
 from policies.reference.store import open_store
 from policies.sampling.generate import Sample, sample_with
 from policies.sampling.vllm_engine import VLLM
+from rlhf.errors import InputError
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.chat_template import end_token_ids
-from rlhf.modeling.models import load_causal_lm
+from rlhf.modeling.models import load_causal_lm, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
 from rlhf.run.rundir import RunDir
@@ -131,6 +133,43 @@ def test_a_model_that_is_not_trained_is_read_from_disk(wide: Path) -> None:
             weight.zero_()  # the engine does not look at it
     accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(wide))
     assert sample_with(engine, accelerator, None, tokenizer, PROMPTS, SAMPLING, 3) == expected
+
+
+def quantized(wide: Path, form: FormName, folder: Path) -> Path:
+    from policies.deployment.forms import quantize_weights  # which warns when it is imported
+
+    model = load_causal_lm(str(wide))
+    quantize_weights(model, form)
+    save_model(model, load_tokenizer(str(wide)), folder)
+    return folder
+
+
+def test_it_multiplies_the_integers_of_int4(wide: Path, tmp_path: Path) -> None:
+    """Its log-probs are those of transformers, which expands the weights while loading.
+
+    Those of the unquantized model are further away.
+    """
+    folder, accelerator = quantized(wide, "int4", tmp_path / "int4"), start("bf16", 0)
+    longest = len(LONG) + SAMPLING.max_new_tokens
+    engine = VLLM(str(folder), accelerator, longest, requests=3, is_frozen=True)
+    tokenizer = load_tokenizer(str(folder))
+    samples = sample_with(engine, accelerator, None, tokenizer, PROMPTS, SAMPLING, 3)
+    answers = [one.token_ids for one in samples]
+    ours = torch.cat([torch.tensor(one.log_probs) for one in samples])
+    near, far = (
+        (torch.cat(score_responses(
+            accelerator, load_causal_lm(str(model)).eval(), tokenizer, PROMPTS, answers, TEMPERATURE
+        )) - ours).abs().mean()
+        for model in (folder, wide)
+    )  # fmt: skip
+    assert near < 0.02
+    assert far > 2 * near
+
+
+def test_on_cpus_it_refuses_int8(wide: Path, tmp_path: Path) -> None:
+    folder = quantized(wide, "int8", tmp_path / "int8")
+    with pytest.raises(InputError, match="vLLM does not start with"):
+        VLLM(str(folder), start("bf16", 0), 64, requests=3, is_frozen=True)
 
 
 def test_every_command_that_samples_does_it(training: TrainingInputs, tmp_path: Path) -> None:
