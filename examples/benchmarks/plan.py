@@ -66,6 +66,9 @@ REAL_CASES = (
     Case("ppo", 4, 64, 64),
     Case("ppo", 4, 32, 448),  # logits weigh most
     Case("reference", 16, 192, 16),
+    Case("sft", 4, 64, 64),
+    Case("dpo", 2, 64, 64),  # pairs
+    Case("distill", 4, 64, 64),
 )
 
 
@@ -90,12 +93,17 @@ def measure(model: str, case: Case) -> dict[str, float]:
     from rlhf.parallel.sharding import prepare  # noqa: F401
     from rlhf.planning.planner import read_shape
 
+    if case.stage in ("sft", "dpo", "distill"):
+        from policies.deployment.distill import train as _distill  # noqa: F401
+        from policies.dpo import train as _dpo  # noqa: F401
+        from policies.sft import train as _sft  # noqa: F401
     accelerator = start("bf16" if case.bf16 else "fp32", 0)
     if case.sharding.startswith("zero"):
         from rlhf.parallel import zero  # noqa: F401
     shape = read_shape(model)
     before = peak_resident_bytes()
     stages = {"reward": train_reward, "ppo": train_policy, "reference": sample}
+    stages |= dict.fromkeys(("sft", "dpo", "distill"), fine_tune)
     planned = stages[case.stage](model, case, shape, accelerator)
     return {"planned": planned, "measured": peak_resident_bytes() - before}
 
@@ -181,6 +189,83 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
         PPOBatch(SampleBatch(1, case.prompt, case.response), episodes=case.sequences),
         bf16=case.bf16,
     ).peak
+
+
+def fine_tune(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
+    """Take three steps of one of trl's trainers; returns the bytes that the plan says for them."""
+    from transformers import PrinterCallback
+
+    from policies.deployment.distill.student import half_config
+    from rlhf.modeling.models import load_config
+    from rlhf.planning.plan import Pass
+    from rlhf.planning.planner import shape_of
+    from rlhf.planning.training_plan import distill_plan, dpo_plan, sft_plan
+
+    with tempfile.TemporaryDirectory() as out:
+        trainer = build_trainer(model, case, Path(out))
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    length = case.prompt + case.response
+    answers = case.sequences * (2 if case.stage == "dpo" else 1)
+    computing = Pass(answers * length, length, case.checkpointing)
+    common: dict[str, Any] = {"bf16": case.bf16, "processes": 1}
+    if case.stage == "distill":
+        student = shape_of(half_config(load_config(model)), model)
+        return distill_plan(shape, student, computing, **common).peak
+    plan = sft_plan if case.stage == "sft" else dpo_plan
+    return plan(shape, computing, on_cpu=True, **common).peak
+
+
+def build_trainer(model: str, case: Case, out: Path) -> Any:
+    """The trainer of `rlhf sft`, `dpo` or `distill`, with random tokens for three steps."""
+    from datasets import Dataset
+    from trl.experimental.gkd import GKDConfig, GKDTrainer
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    from policies.deployment.distill.student import half_of
+    from policies.trl_training.settings import TrainerSettings
+    from policies.trl_training.train import trainer_arguments
+    from rlhf.modeling.models import load_causal_lm
+    from rlhf.modeling.tokens import load_tokenizer
+
+    settings = TrainerSettings(
+        out=out,
+        batch_size=2 * case.sequences,
+        micro_batch_size=case.sequences,
+        precision="bf16" if case.bf16 else "fp32",
+        gradient_checkpointing=case.checkpointing,
+    )
+    number = 3 * settings.batch_size
+    rows: list[dict[str, Any]]
+    if case.stage == "dpo":  # trl reads text alone, and adds an end; " a" is a token
+        sides = {name: " a" * (case.response - 1) for name in ("chosen", "rejected")}
+        rows = [{"prompt": " a" * case.prompt, **sides}] * number
+    else:
+        mask = [0] * case.prompt + [1] * case.response
+        rows = [
+            {"prompt": "", "input_ids": ids, "completion_mask": mask}
+            for ids in random_ids(number, len(mask))
+        ]
+    kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "sft": (SFTTrainer, SFTConfig, {}),
+        "dpo": (DPOTrainer, DPOConfig, {"precompute_ref_log_probs": True}),
+        "distill": (GKDTrainer, GKDConfig, {"lmbda": 0.0}),
+    }
+    trainer, kind, more = kinds[case.stage]
+    network, models = load_causal_lm(model), {}
+    if case.stage == "distill":
+        models["teacher_model"] = network.requires_grad_(False)
+        network = half_of(network).requires_grad_(True)
+    return trainer(
+        model=network,
+        **models,
+        args=trainer_arguments(settings, kind, save_strategy="no", **more),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=load_tokenizer(model),
+    )
 
 
 def take_three_steps(

@@ -11,6 +11,7 @@ limit.
 
 import shutil
 import time
+from itertools import chain
 from typing import Any
 
 from accelerate import PartialState
@@ -19,11 +20,13 @@ from transformers import PreTrainedTokenizerBase
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from policies.dpo.pairs import Rows, read_pairs
+from policies.dpo.pairs import Counts, Rows, read_pairs
 from policies.dpo.settings import DPOSettings
 from policies.trl_training.rows import trl_rows
 from policies.trl_training.train import (
+    Length,
     count_tokens,
+    describe_amount,
     ending,
     finish,
     held_out,
@@ -61,7 +64,9 @@ def optimize_preferences(settings: DPOSettings) -> dict[str, Any]:
     rows, counts, source_hash = read_pairs(settings.rankings)
     model = describe_model(settings.model, settings.chat_template_kwargs)
     tokenizer = tokenizer_of(model)
-    _require_fitting(rows, tokenizer, settings.max_length)
+    lengths = _lengths(rows, tokenizer)
+    longest = [max(pair, key=sum) for of in lengths.values() for pair in of]
+    require_fitting(longest, settings.max_length, "pairs")
     source = {"path": str(settings.rankings), "hash": source_hash}
     inputs: Inputs = {"rankings": source, "model": model}
     arguments = _arguments(settings)
@@ -73,6 +78,7 @@ def optimize_preferences(settings: DPOSettings) -> dict[str, Any]:
         report = {
             "pairs": counts,
             "held_out": _held_out(trainer),
+            "amount": _amount(settings, lengths, counts),
             **ending(trainer, settings, inputs, use, began),
         }
         network = trainer.accelerator.unwrap_model(trainer.model)
@@ -95,18 +101,29 @@ def _arguments(settings: DPOSettings) -> DPOConfig:
     )
 
 
-def _require_fitting(rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """Refuse pairs of which an answer is too long.
+def _lengths(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[Length]]]:
+    """Tokens of the prompt and of each answer, of every pair of a split."""
+    return {
+        split: [
+            [count_tokens(tokenizer, row["prompt"], row[side][0]["content"]) for side in SIDES]
+            for row in of_split
+        ]
+        for split, of_split in rows.items()
+    }
 
-    Raises:
-        InputError: there are some.
-    """
-    lengths = [
-        max(count_tokens(tokenizer, row["prompt"], row[side][0]["content"]) for side in SIDES)
-        for of_split in rows.values()
-        for row in of_split
-    ]
-    require_fitting(lengths, max_length, "pairs")
+
+def _amount(
+    settings: DPOSettings, lengths: dict[str, list[list[Length]]], counts: Counts
+) -> dict[str, Any]:
+    answers = {split: list(chain(*pairs)) for split, pairs in lengths.items()}
+    train, test = counts["train"], counts["test"]
+    return describe_amount(
+        settings,
+        answers,
+        prompts=train["prompts"],
+        held_out=test["prompts"],
+        pairs=train["pairs"] / train["prompts"],
+    )
 
 
 def _on_disk(rows: Rows, tokenizer: PreTrainedTokenizerBase, run: RunDir) -> dict[str, Dataset]:

@@ -6,6 +6,7 @@ alone. Where there are test prompts, the held-out loss is measured before and af
 """
 
 import time
+from itertools import chain
 from typing import Any
 
 from datasets import Dataset
@@ -19,6 +20,7 @@ from policies.sft.settings import SFTSettings
 from policies.trl_training.rows import trl_rows
 from policies.trl_training.train import (
     count_tokens,
+    describe_amount,
     ending,
     finish,
     held_out_loss,
@@ -43,12 +45,14 @@ def fine_tune(settings: SFTSettings) -> dict[str, Any]:
     require_trainable(settings.model)
     rows, inputs, choice = _read_examples(settings)
     tokenizer = tokenizer_of(inputs["model"])
-    lengths = [
-        count_tokens(tokenizer, row["prompt"], row["completion"][0]["content"])
-        for of_split in rows.values()
-        for row in of_split
-    ]
-    require_fitting(lengths, settings.max_length, "demonstrations")
+    lengths = {
+        split: [
+            count_tokens(tokenizer, row["prompt"], row["completion"][0]["content"])
+            for row in of_split
+        ]
+        for split, of_split in rows.items()
+    }
+    require_fitting(chain(*lengths.values()), settings.max_length, "demonstrations")
     arguments = trainer_arguments(settings, SFTConfig)
     with trainer_stage("sft", settings, arguments, inputs) as run:
         if run.is_done:
@@ -61,6 +65,7 @@ def fine_tune(settings: SFTSettings) -> dict[str, Any]:
             "demonstrations": {split: len(of_split) for split, of_split in rows.items()},
             **({"best_of": choice.counts} if choice else {}),
             "held_out_loss": {"before": before, "after": after},
+            "amount": describe_amount(settings, lengths),
             **ending(trainer, settings, inputs, use, began),
         }
         network = trainer.accelerator.unwrap_model(trainer.model)

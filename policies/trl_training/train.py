@@ -6,9 +6,10 @@ Nothing is packed and nothing is cut.
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
@@ -42,6 +43,7 @@ TRAINER_STATE = "trainer_state.json"  # the Trainer writes it last: a checkpoint
 KEPT = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"}
 OLD_NAME = "`(is_)?gradient_checkpointing"  # by which trl asks transformers
 LONGER_PASSES = "--micro-batch-size"
+Length = tuple[int, int]  # tokens of a prompt, and of its answer
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 
@@ -94,30 +96,52 @@ def trainer_arguments(settings: TrainerSettings, kind: type[Arguments], **more: 
 
 def count_tokens(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[JsonObject], answer: str
-) -> int:
-    """Tokens of a prompt with its answer and the token that closes it."""
+) -> Length:
+    """Tokens of a prompt, and those of its answer with the token that closes it."""
     messages = tuple(Message.from_json(message) for message in prompt)
     before = encode_prompt(tokenizer, Prompt.create(messages, "train", ""))
-    return len(before) + len(tokenizer(answer, add_special_tokens=False)["input_ids"]) + 1
+    return len(before), len(tokenizer(answer, add_special_tokens=False)["input_ids"]) + 1
 
 
-def require_fitting(lengths: Sequence[int], max_length: int, what: str) -> None:
+def describe_amount(
+    settings: TrainerSettings, lengths: Mapping[str, Sequence[Length]], **more: float
+) -> dict[str, Any]:
+    """What a training reads, for forecasts of others: `rlhf.planning.forecast.Amount`.
+
+    Args:
+        settings: of the command.
+        lengths: of the examples of each split.
+        more: further fields, or others in place of these.
+    """
+    prompts, responses = zip(*lengths["train"], strict=True)
+    return {
+        "prompts": len(prompts),
+        "held_out": len(lengths["test"]),
+        "prompt_tokens": fmean(prompts),
+        "response_tokens": fmean(responses),
+        "epochs": settings.epochs,
+        **more,
+    }
+
+
+def require_fitting(lengths: Iterable[Sequence[int]], max_length: int, what: str) -> None:
     """Refuse examples that are too long.
 
     Args:
-        lengths: of all of them, in tokens.
+        lengths: of the parts of each, in tokens.
         max_length: tokens that an example may have.
         what: they are called.
 
     Raises:
         InputError: names how many are longer, and the longest.
     """
-    long = sum(length > max_length for length in lengths)
+    whole = [sum(length) for length in lengths]
+    long = sum(length > max_length for length in whole)
     if long:
         raise InputError(
-            f"{long} of {len(lengths)} {what} have more than {max_length} tokens "
-            f"(the longest {max(lengths)})",
-            f"Add --max-length {max(lengths)} if the model's context allows, or remove them.",
+            f"{long} of {len(whole)} {what} have more than {max_length} tokens "
+            f"(the longest {max(whole)})",
+            f"Add --max-length {max(whole)} if the model's context allows, or remove them.",
         )
 
 

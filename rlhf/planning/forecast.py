@@ -7,6 +7,8 @@ smaller. A utilization is assumed, or follows from a run that was measured (`rlh
 Devices are taken to divide the work without loss.
 
 Letters: p tokens of a prompt, r of a response, k responses to it, d hidden size, V vocabulary.
+What trl trains (sft, dpo, distill) is counted as trl computes it on GPUs; on CPUs the log-probs of
+sft and dpo are computed at every position.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -16,7 +18,9 @@ from rlhf.planning.plan import KL_ROWS
 from rlhf.planning.planner import FP32, Shape
 from rlhf.planning.work import Matrices, backward_flops, trunk_flops
 
-Stage = Literal["reward", "reward_lora", "reference", "ppo", "ppo_lora"]
+Stage = Literal[
+    "reward", "reward_lora", "reference", "ppo", "ppo_lora", "sft", "dpo", "dpo_lora", "distill"
+]
 Phase = Literal["sampling", "scoring", "training"]
 Phases = dict[Phase, float]
 
@@ -26,12 +30,17 @@ TITLES: dict[Stage, str] = {
     "reference": "reference",
     "ppo": "ppo",
     "ppo_lora": "ppo, LoRA",
+    "sft": "sft",
+    "dpo": "dpo",
+    "dpo_lora": "dpo, LoRA",
+    "distill": "distill",
 }
-WITH_ADAPTERS = ("reward_lora", "ppo_lora")
+WITH_ADAPTERS = ("reward_lora", "ppo_lora", "dpo_lora")
 ASSUMED: Phases = {"sampling": 0.03, "scoring": 0.3, "training": 0.3}
 AUDITED = 64  # answers that PPO samples at its end to measure both KLs
 AUDIT_READS = 4  # of the first prompts before training, of the answers, by policy and original
 HELD_OUT_READS = 3  # by the base model, before training, after it
+MEASURED = 2  # held-out texts of sft and distill are read before training and after it
 DISK = 1e9  # bytes of weights that are read or written in a second
 MOVES: dict[Stage, int] = {  # how often a stage loads or saves a model
     "reward": 4,
@@ -39,6 +48,10 @@ MOVES: dict[Stage, int] = {  # how often a stage loads or saves a model
     "reference": 2,
     "ppo": 5,
     "ppo_lora": 3,
+    "sft": 5,  # a checkpoint has weights and two moments
+    "dpo": 5,
+    "dpo_lora": 2,
+    "distill": 4,  # the teacher; its student, of half the size, as sft and once more
 }
 COUNTED = 1000  # prompts whose tokens a report counts
 HOUR = 3600
@@ -53,18 +66,21 @@ class Amount:
         prompts: to train on.
         held_out: prompts that measure the result.
         responses: to each prompt that a reward model reads.
+        pairs: of these that DPO reads; None: all k·(k − 1)/2.
         samples: reference outputs of each prompt.
         prompt_tokens: of a prompt, on average.
         response_tokens: of a response, on average.
-        epochs: of the reward model over its prompts.
+        epochs: over the prompts; PPO has steps.
         steps: of PPO.
         episodes: responses of each of these.
         updates: passes over the responses of a step.
+        on_policy: share of the batches that a student answers itself.
     """
 
     prompts: int = 1000
     held_out: int = 100
     responses: float = 4.0
+    pairs: float | None = None
     samples: int = 1
     prompt_tokens: float = 128.0
     response_tokens: float = 128.0
@@ -72,6 +88,12 @@ class Amount:
     steps: int = 100
     episodes: int = 64
     updates: int = 1
+    on_policy: float = 0.5
+
+    @property
+    def pairs_per_prompt(self) -> float:
+        """Pairs of responses that DPO reads of each prompt."""
+        return self.responses * (self.responses - 1) / 2 if self.pairs is None else self.pairs
 
     def changed(self, given: dict[str, Any]) -> "Amount":
         """With the given fields in place of its own; those that are None stay."""
@@ -147,15 +169,20 @@ def assumed_start(stage: Stage, shape: Shape) -> float:
 
 
 def count_operations(
-    stage: Stage, shape: Shape, amount: Amount, lora_rank: int | None = None
+    stage: Stage,
+    shape: Shape,
+    amount: Amount,
+    lora_rank: int | None = None,
+    student: Shape | None = None,
 ) -> Operations:
     """The operations of a stage.
 
     Args:
         stage: which one.
-        shape: of the model; policy, critic and reward model have the same.
+        shape: of the model; policy, critic, reward model and teacher have the same.
         amount: what it reads and writes.
         lora_rank: of adapters, for the stages that train them.
+        student: the shape of what distillation trains; without one it is as large as its teacher.
     """
     sizes = matrices_of(shape, lora_rank if stage in WITH_ADAPTERS else None)
     cost = costs_of(sizes, shape, amount)
@@ -163,6 +190,14 @@ def count_operations(
         return _reward(sizes, cost, amount)
     if stage == "reference":
         return _reference(cost, amount)
+    if stage == "sft":
+        return _sft(cost, amount)
+    if stage in ("dpo", "dpo_lora"):
+        original = costs_of(matrices_of(shape, None), shape, amount)
+        return _dpo(cost, original, amount, has_adapters=stage in WITH_ADAPTERS)
+    if stage == "distill":
+        small = student or shape
+        return _distill(costs_of(matrices_of(small, None), small, amount), cost, amount)
     return _ppo(cost, amount, has_adapters=stage in WITH_ADAPTERS)
 
 
@@ -175,12 +210,14 @@ class Costs:
         read: by a model without its output matrix.
         learned: of the backward pass.
         logits: of its tokens.
+        all_logits: of its tokens and those of the prompt.
     """
 
     sampled: float
     read: float
     learned: float
     logits: float
+    all_logits: float
 
 
 def costs_of(sizes: Matrices, shape: Shape, amount: Amount) -> Costs:
@@ -194,6 +231,7 @@ def costs_of(sizes: Matrices, shape: Shape, amount: Amount) -> Costs:
         read=trunk_flops(sizes, whole, whole**2),
         learned=backward_flops(sizes, whole, whole**2),
         logits=logits,
+        all_logits=2.0 * whole * shape.hidden * shape.vocabulary,
     )
 
 
@@ -239,6 +277,49 @@ def _ppo(cost: Costs, amount: Amount, *, has_adapters: bool) -> Operations:
             "training": episodes * amount.updates * (policy + critic + KL_ROWS * policy),
         },
         {"sampling": audited * cost.sampled, "scoring": audit + fitted},
+    )
+
+
+def _sft(cost: Costs, amount: Amount) -> Operations:
+    """Every answer is read and learned; its logits are computed again in the backward pass."""
+    read = cost.read + cost.logits
+    return Operations(
+        {"training": amount.epochs * amount.prompts * (read + cost.learned + 3 * cost.logits)},
+        {"training": MEASURED * amount.held_out * read},
+    )
+
+
+def _dpo(cost: Costs, original: Costs, amount: Amount, *, has_adapters: bool) -> Operations:
+    """Both answers of a pair are read with the prompt, and once by the original model.
+
+    That reads all pairs before the first step; with adapters it reads those of each step, without
+    its adapters. Held-out pairs are measured once, after training.
+    """
+    answers = 2 * amount.pairs_per_prompt
+    read, before = cost.read + cost.logits, original.read + original.logits
+    learned = read + cost.learned + cost.logits * (2 if has_adapters else 3)
+    steps = amount.epochs * amount.prompts * answers
+    around = amount.held_out * answers * (read + before)
+    if has_adapters:
+        return Operations({"training": steps * (learned + before)}, {"training": around})
+    around += amount.prompts * answers * before
+    return Operations({"training": steps * learned}, {"training": around})
+
+
+def _distill(student: Costs, teacher: Costs, amount: Amount) -> Operations:
+    """Student and teacher read each output, or what the student answers in its place.
+
+    Both have logits at every position; the student's stay for the backward pass.
+    """
+    outputs = amount.epochs * amount.prompts * amount.samples
+    read = student.read + student.all_logits + teacher.read + teacher.all_logits
+    measured = MEASURED * amount.held_out * amount.samples
+    return Operations(
+        {
+            "sampling": outputs * amount.on_policy * student.sampled,
+            "training": outputs * (read + student.learned + 2 * student.all_logits),
+        },
+        {"training": measured * read},
     )
 
 

@@ -16,7 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+)
 from transformers.pytorch_utils import Conv1D
 
 from rlhf.diagnose import as_input_error
@@ -72,7 +76,15 @@ def read_shape(model: str) -> Shape:
     Raises:
         InputError: there is no such model, or it is neither a language model nor a classifier.
     """
-    config = load_config(model)
+    return shape_of(load_config(model), model)
+
+
+def shape_of(config: PreTrainedConfig, model: str) -> Shape:
+    """The sizes of a model by its config; `model` is its name in an error.
+
+    Raises:
+        InputError: it is neither a language model nor a classifier.
+    """
     decoder = "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and similar."
     problem = f"{model} is not a language model ({type(config).__name__})"
     with as_input_error(problem, decoder), torch.device("meta"):

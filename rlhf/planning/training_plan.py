@@ -5,18 +5,23 @@ from dataclasses import replace
 from rlhf.parallel.settings import State
 from rlhf.planning.plan import Item, Pass, Plan
 from rlhf.planning.planner import (
+    BF16,
+    FP32,
     Shape,
     activation_bytes,
     copies,
     frozen_item,
     frozen_precision,
     gradient_item,
-    logits_bytes,
     packed_bytes,
     stepped_item,
     stepping_items,
     trained_items,
 )
+
+TILE = (4096, 32768)  # positions and tokens of the vocabulary, trl.kernels.chunked_logprob
+CPU_TILES = 8  # as measured
+DIVERGENCE = 17  # tensors of float32 logits at the peak of trl's generalized_jsd_loss, as measured
 
 
 def reward_plan(
@@ -71,16 +76,14 @@ def _beneath_adapters(shape: Shape, adapter: str, *, bf16: bool) -> Item:
 
 
 def sft_plan(
-    shape: Shape, *, sequences: int, length: int, bf16: bool, checkpointing: bool, processes: int
+    shape: Shape, computing: Pass, *, bf16: bool, processes: int, on_cpu: bool = False
 ) -> Plan:
-    """Fine-tuning a language model: `sequences` padded to `length` in each forward pass."""
-    computing = Pass(sequences * length, length, checkpointing)
-    activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
+    """Fine-tuning a language model; `computing` is a forward pass of padded sequences."""
     gradients = (
         gradient_item(shape.parameters),
         *copies(shape.linear, bf16=bf16),
-        Item("activations", activations, f"{sequences} sequences of {length} tokens"),
-        Item("logits", logits_bytes(shape, computing.tokens), "and their gradients"),
+        _activations(shape, computing, bf16=bf16),
+        *_fused_head(shape, computing, bf16=bf16, on_cpu=on_cpu),
     )
     return Plan(
         "Memory of each process for supervised fine-tuning",
@@ -90,21 +93,26 @@ def sft_plan(
 
 
 def dpo_plan(
-    shape: Shape, computing: Pass, *, bf16: bool, processes: int, lora_rank: int = 0
+    shape: Shape,
+    computing: Pass,
+    *,
+    bf16: bool,
+    processes: int,
+    lora_rank: int = 0,
+    on_cpu: bool = False,
 ) -> Plan:
     """DPO: one model; the original's log-probs are computed before, or with its adapter off.
 
-    Logits are computed a few positions at a time and not kept. `computing` is a forward pass of
-    pairs: both answers, each with the prompt. With a `lora_rank` of 0 all weights are trained.
+    `computing` is a forward pass of pairs: both answers, each with the prompt. With a `lora_rank`
+    of 0 all weights are trained.
     """
     parameters = lora_rank * shape.lora_rows or shape.parameters
     computing = replace(computing, lora_rank=lora_rank)
-    activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
-    sequences = computing.tokens // computing.length
     gradients = (
         gradient_item(parameters),
         *copies(parameters if lora_rank else shape.linear, bf16=bf16),
-        Item("activations", activations, f"{sequences} sequences of {computing.length} tokens"),
+        _activations(shape, computing, bf16=bf16),
+        *_fused_head(shape, computing, bf16=bf16, on_cpu=on_cpu),
     )
     frozen = (frozen_item("model", shape.parameters),) if lora_rank else ()
     return Plan(
@@ -117,26 +125,95 @@ def dpo_plan(
     )
 
 
+def _fused_head(shape: Shape, computing: Pass, *, bf16: bool, on_cpu: bool) -> tuple[Item, ...]:
+    """Log-probs of trl's fused head, a tile of logits at a time, and what is added to gradients.
+
+    A GPU has one tile, in the precision of the products; a CPU, which has no such kernel, eight in
+    float32.
+    """
+    positions, columns = min(computing.tokens, TILE[0]), min(shape.vocabulary, TILE[1])
+    each = CPU_TILES * FP32 if on_cpu else BF16 if bf16 else FP32
+    tile = Item("logits", float(each * positions * columns), f"{positions} × {columns} at a time")
+    if computing.lora_rank:
+        return (tile,)
+    size = float(FP32 * shape.hidden * shape.vocabulary)
+    return (tile, Item("gradient of the output matrix", size, "float32, added to the gradients"))
+
+
+def distill_plan(
+    teacher: Shape, student: Shape, computing: Pass, *, bf16: bool, processes: int
+) -> Plan:
+    """Distilling a policy: the student is trained, its teacher is frozen, both read every token.
+
+    Both have float32 logits at every position; with those that the Jensen-Shannon divergence makes
+    of them there are 17 at its peak (examples/benchmarks/plan.py). Sampling needs less.
+    """
+    logits = float(DIVERGENCE * FP32 * student.vocabulary * computing.tokens)
+    gradients = (
+        gradient_item(student.parameters),
+        *copies(student.linear, bf16=bf16),
+        _activations(student, computing, bf16=bf16),
+        Item("logits", logits, "of student and teacher, and the divergence of each token"),
+    )
+    return Plan(
+        "Memory of each process for distillation",
+        (
+            frozen_item("teacher", teacher.parameters),
+            *trained_items("student", student.parameters, buckets=processes > 1),
+        ),
+        {"computing gradients": gradients, "stepping": stepping_items(student.parameters)},
+    )
+
+
+def distill_reward_plan(
+    teacher: Shape, student: Shape, computing: Pass, *, bf16: bool, processes: int
+) -> Plan:
+    """Distilling a reward model: the teacher scores all responses before the student is loaded."""
+    parameters = student.reward_parameters
+    gradients = (
+        gradient_item(parameters),
+        *copies(student.trunk_linear, bf16=bf16),
+        _activations(student, computing, bf16=bf16),
+    )
+    return Plan(
+        "Memory of each process for the distillation of a reward model",
+        tuple(trained_items("student", parameters, buckets=processes > 1)),
+        {"computing gradients": gradients, "stepping": stepping_items(parameters)},
+        (frozen_item("teacher", teacher.reward_parameters),),
+    )
+
+
+def _activations(shape: Shape, computing: Pass, *, bf16: bool) -> Item:
+    """Of sequences that are padded to the longest."""
+    sequences = computing.tokens // computing.length
+    return Item(
+        "activations",
+        activation_bytes(shape, computing, bf16=bf16, padded=True),
+        f"{sequences} sequences of {computing.length} tokens",
+    )
+
+
 def fine_tuning_plans(
-    shape: Shape, computing: Pass, *, bf16: bool, processes: int, lora_rank: int
+    shape: Shape,
+    student: Shape,
+    computing: Pass,
+    *,
+    bf16: bool,
+    processes: int,
+    lora_rank: int,
 ) -> dict[str, Plan]:
-    """What each process needs for `rlhf sft` and `rlhf dpo`, which shard nothing.
+    """What each process needs for `rlhf sft`, `rlhf dpo` and `rlhf distill`, which shard nothing.
 
     `computing` is a forward pass of sequences that are all as long as the longest. DPO reads pairs,
-    so of one sequence two; `lora_rank` is that of its adapters.
+    so of one sequence two; `lora_rank` is that of its adapters. The teacher of `student` has the
+    `shape`.
     """
     sequences = computing.tokens // computing.length
     pairs = replace(computing, tokens=2 * -(-sequences // 2) * computing.length)
-    sft = sft_plan(
-        shape,
-        sequences=sequences,
-        length=computing.length,
-        bf16=bf16,
-        checkpointing=computing.checkpointing,
-        processes=processes,
-    )
+    sft = sft_plan(shape, computing, bf16=bf16, processes=processes)
     whole, adapted = (
         dpo_plan(shape, pairs, bf16=bf16, processes=processes, lora_rank=rank)
         for rank in (0, lora_rank)
     )
-    return {"sft": sft, "dpo": whole, "dpo LoRA": adapted}
+    small = distill_plan(shape, student, computing, bf16=bf16, processes=processes)
+    return {"sft": sft, "dpo": whole, "dpo LoRA": adapted, "distill": small}

@@ -2,35 +2,38 @@
 
 The utilization of a phase is what the formulas of `rlhf.planning.forecast` count for that run, over
 its seconds and the rate of a matrix product: padding, waiting and what the formulas leave out are
-in it. What remains of its time is beginning and end.
+in it. Distillation has one clock for sampling and training, whose utilizations keep the ratio that
+is assumed. What remains of a run's time is beginning and end.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from rlhf.config import read_settings_file
 from rlhf.errors import InputError
 from rlhf.planning.forecast import (
     ASSUMED,
     TERA,
+    TITLES,
     Amount,
     Operations,
     Phase,
-    Phases,
     Speed,
     Stage,
     count_operations,
 )
-from rlhf.planning.plan import STAGES
-from rlhf.planning.planner import read_shape
+from rlhf.planning.planner import Shape, read_shape
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 
+STAGES = ("reward", "reference", "ppo", "sft", "dpo", "distill")
+COMMANDS = "train-reward, reference, ppo, sft, dpo or distill"
 CLOCKS: dict[Phase, str] = {
     "sampling": "seconds/sample",
     "scoring": "seconds/score",
     "training": "seconds/update",
 }
+Clocks = dict[tuple[Phase, ...], float]  # seconds of phases that one clock measures together
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Trial:
 
 
 def read_trial(run: RunDir) -> Trial:
-    """The speed of a run of train-reward, reference or ppo.
+    """The speed of a run of train-reward, reference, ppo, sft, dpo or distill.
 
     Raises:
         InputError: it is none of these, has not finished, or its report has no measurements.
@@ -61,7 +64,7 @@ def read_trial(run: RunDir) -> Trial:
     stage = run.read_stage().get("stage")
     if stage not in STAGES or not run.is_done:
         raise InputError(
-            f"{run.path} is not a finished run of train-reward, reference or ppo",
+            f"{run.path} is not a finished run of {COMMANDS}",
             "Give the --out of one, for example of a few steps.",
         )
     report = run.read_report()
@@ -69,30 +72,37 @@ def read_trial(run: RunDir) -> Trial:
     if not has_speed or "learning_curve" in report:  # whose time is that of several trainings
         raise InputError(
             f"The report of {run.path} does not say how much it did and how fast",
-            "Runs of earlier versions, resumed reference outputs, ensembles and learning curves do "
-            "not: make a short run for this, or give --tflops and --utilization.",
+            "Runs of earlier versions, resumed reference outputs, ensembles, learning curves and "
+            "students of reward models do not: make a short run for this, or give --tflops and "
+            "--utilization.",
         )
     with run.reading_report():
         settings, content = read_settings_file(run.config_file), run.read_stage()
         amount = Amount().changed(report["amount"])
         rank = lora_rank_of(stage, settings)
         name = stage_of(stage, rank)
-        shape = read_shape(run.inputs["model"]["path"])
-        operations = count_operations(name, shape, amount, rank)
+        shape, student = _shapes(run, stage)
+        operations = count_operations(name, shape, amount, rank, student)
         if stage == "reference":
             operations.steps["sampling"] *= report["phases"]["sampled_fraction"]
-        seconds = _seconds_of_phases(run, stage, report)
+        clocks = _clocks_of(run, stage, report)
         processes = int(content.get("processes", 1))
         whole = content["device_seconds"] / processes
-        speed = _speed_of(operations, seconds, _rate(report) * TERA, processes, whole)
+        speed = _speed_of(operations, clocks, _rate(report) * TERA, processes, whole)
     return Trial(name, str(run.path), report["amount"], speed, shape.parameters)
+
+
+def _shapes(run: RunDir, stage: str) -> tuple[Shape, Shape | None]:
+    """The shape of a run's model; of a distillation those of teacher and student."""
+    if stage == "distill":
+        return read_shape(run.inputs["teacher"]["path"]), read_shape(str(run.policy))
+    return read_shape(run.inputs["model"]["path"]), None
 
 
 def stage_of(stage: str, lora_rank: int | None) -> Stage:
     """The row of the forecast that a stage belongs to."""
-    names: dict[str, Stage] = {"reward": "reward", "reference": "reference", "ppo": "ppo"}
-    adapted: dict[str, Stage] = {"reward": "reward_lora", "ppo": "ppo_lora"}
-    return names[stage] if lora_rank is None else adapted.get(stage, names[stage])
+    adapted = f"{stage}_lora"
+    return cast(Stage, adapted if lora_rank is not None and adapted in TITLES else stage)
 
 
 def lora_rank_of(stage: str, settings: dict[str, Any]) -> int | None:
@@ -108,24 +118,30 @@ def _rate(report: dict[str, Any]) -> float:
     return float((report.get("use") or report["phases"])["matmul_tflops"])
 
 
-def _seconds_of_phases(run: RunDir, stage: str, report: dict[str, Any]) -> Phases:
+def _clocks_of(run: RunDir, stage: str, report: dict[str, Any]) -> Clocks:
     if stage == "reward":
-        return {"training": report["training_seconds"]}
+        return {("training",): report["training_seconds"]}
     if stage == "reference":
-        return {phase: report["phases"][f"{phase}_seconds"] for phase in ("sampling", "scoring")}
+        phases: tuple[Phase, ...] = ("sampling", "scoring")
+        return {(phase,): report["phases"][f"{phase}_seconds"] for phase in phases}
     rows = read_metrics(run.metrics_file)
-    return {phase: sum(row[clock] for row in rows) for phase, clock in CLOCKS.items()}
+    if stage == "ppo":
+        return {(phase,): sum(row[clock] for row in rows) for phase, clock in CLOCKS.items()}
+    whole: tuple[Phase, ...] = ("sampling", "training") if stage == "distill" else ("training",)
+    return {whole: sum(row["seconds"] for row in rows)}
 
 
 def _speed_of(
-    operations: Operations, seconds: Phases, rate: float, processes: int, whole: float
+    operations: Operations, clocks: Clocks, rate: float, processes: int, whole: float
 ) -> Speed:
     """The speed that explains a run of `whole` seconds on each of its processes."""
     utilization = dict(ASSUMED)  # of what it did not do, such as sampling what was reused
-    for phase, taken in seconds.items():
-        if taken and operations.steps[phase]:
-            utilization[phase] = operations.steps[phase] / processes / (rate * taken)
+    for phases, taken in clocks.items():
+        at_assumed = sum(operations.steps[phase] / ASSUMED[phase] for phase in phases)
+        if taken and at_assumed:
+            share = at_assumed / processes / (rate * taken)
+            utilization |= {phase: share * ASSUMED[phase] for phase in phases}
     speed = Speed(rate, utilization, 0.0)
     around = sum(Operations({}, operations.around).seconds(speed).values()) / processes
-    start = whole - sum(seconds.values()) - around
+    start = whole - sum(clocks.values()) - around
     return Speed(rate, utilization, max(start, 0.0))

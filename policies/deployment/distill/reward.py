@@ -83,7 +83,8 @@ def distill_reward(settings: DistillSettings) -> dict[str, Any]:
             return run.read_report() | {"already_done": True}
         scored = {split: _score(store, split, settings, given) for split in SPLITS}
         rows = _rows(scored["train"], reader)
-        require_fitting([len(row["input_ids"]) for row in rows], settings.max_length, "responses")
+        lengths = ((len(row["input_ids"]),) for row in rows)
+        require_fitting(lengths, settings.max_length, "responses")
         network = _new_student(settings, tokenizer, reader)
         trainer = Trainer(
             model=network,
@@ -94,17 +95,10 @@ def distill_reward(settings: DistillSettings) -> dict[str, Any]:
         )
         use = train(trainer, run, settings, len(rows))
         network = trainer.accelerator.unwrap_model(trainer.model)
-        held_out = scored["test"]
         report = {
             "kind": "reward model",
             "outputs": {split: sum(map(len, of.rewards)) for split, of in scored.items()},
-            "held_out": (
-                compare_scores(
-                    held_out.rewards, _predict(trainer, _rows(held_out, reader), held_out)
-                )
-                if held_out.answers
-                else None
-            ),
+            "held_out": _compare_held_out(trainer, scored["test"], reader),
             "normalisation": {"gain": training_gain(settings.teacher)},
             "parameters": {
                 "teacher": sum(map(_count_parameters, folders)),
@@ -215,6 +209,13 @@ def _collator(pad_id: int) -> Callable[[Sequence[dict[str, Any]]], dict[str, Ten
         return {"input_ids": batch.ids, "attention_mask": batch.mask.long(), "labels": labels}
 
     return collate
+
+
+def _compare_held_out(trainer: Trainer, scored: Scored, reader: Reader) -> dict[str, Any] | None:
+    """The student's rewards of held-out responses beside the teacher's; None without any."""
+    if not scored.answers:
+        return None
+    return compare_scores(scored.rewards, _predict(trainer, _rows(scored, reader), scored))
 
 
 def _predict(trainer: Trainer, rows: list[dict[str, Any]], scored: Scored) -> Rewards:

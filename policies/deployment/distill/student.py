@@ -6,6 +6,7 @@ from typing import Any
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -21,9 +22,7 @@ def half_of(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         InputError: the layers cannot be told, or there is one.
     """
-    config = type(model.config).from_dict(model.config.to_dict())
-    text = config.get_text_config()
-    layers = int(getattr(text, "num_hidden_layers", 0))
+    layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
     state = model.state_dict()
     found = {int(match[1]) for name in state if (match := LAYER.match(name))}
     if layers < 2 or found != set(range(layers)):
@@ -32,11 +31,7 @@ def half_of(model: PreTrainedModel) -> PreTrainedModel:
             f"{len(found)} with weights of their own)",
             "Leave --half out, and give a smaller --student.",
         )
-    text.num_hidden_layers = (layers + 1) // 2
-    for name, value in list(vars(text).items()):  # one entry a layer: layer_types, no_rope_layers
-        is_list = "layer" in name and isinstance(value, list) and len(value) == layers
-        if is_list and value != list(range(layers)):  # which names all layers
-            setattr(text, name, value[::2])
+    config = half_config(model.config)
     is_policy = model.get_output_embeddings() is not None
     kind: Any = AutoModelForCausalLM if is_policy else AutoModelForSequenceClassification
     student: PreTrainedModel = kind.from_config(config, dtype=model.dtype, trust_remote_code=False)
@@ -46,6 +41,19 @@ def half_of(model: PreTrainedModel) -> PreTrainedModel:
         student.generation_config = model.generation_config
     use_products(student)
     return student
+
+
+def half_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of a model with every second layer of this one."""
+    half = type(config).from_dict(config.to_dict())
+    text: Any = half.get_text_config()
+    layers = text.num_hidden_layers
+    text.num_hidden_layers = (layers + 1) // 2
+    for name, value in list(vars(text).items()):  # one entry a layer: layer_types, no_rope_layers
+        is_list = "layer" in name and isinstance(value, list) and len(value) == layers
+        if is_list and value != list(range(layers)):  # which names all layers
+            setattr(text, name, value[::2])
+    return half
 
 
 def _name_in_half(name: str) -> str | None:

@@ -10,6 +10,7 @@ before and after.
 import time
 import warnings
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from datasets import Dataset
@@ -19,6 +20,8 @@ from policies.deployment.distill.settings import DistillSettings
 from policies.deployment.distill.student import half_of
 from policies.reference.store import ReferenceStore, open_store
 from policies.trl_training.train import (
+    Length,
+    describe_amount,
     ending,
     finish,
     held_out_loss,
@@ -66,8 +69,8 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
     model = describe_model(settings.student, given)
     require_one_vocabulary(store, teacher, model)
     rows = _read_rows(store)
-    lengths = [len(row["input_ids"]) for of_split in rows.values() for row in of_split]
-    require_fitting(lengths, settings.max_length, "stored outputs")
+    lengths = {split: list(map(_length, of_split)) for split, of_split in rows.items()}
+    require_fitting(chain(*lengths.values()), settings.max_length, "stored outputs")
     source = {"path": str(settings.outputs), "hash": store.content_hash}
     inputs: Inputs = {"teacher": teacher, "model": model, "outputs": source}
     arguments = _arguments(settings)
@@ -87,6 +90,7 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
                 "teacher": count_parameters(teacher["path"]),
                 "student": network.num_parameters(),
             },
+            "amount": describe_amount(settings, lengths, samples=1, on_policy=settings.on_policy),
             **ending(trainer, settings, inputs, use, began),
         }
         finish(trainer, network, tokenizer, run.policy, report)
@@ -159,6 +163,11 @@ def _read_rows(store: ReferenceStore) -> Rows:
         ]
         for split in SPLITS
     }
+
+
+def _length(row: dict[str, Any]) -> Length:
+    answer = sum(row["completion_mask"])
+    return len(row["input_ids"]) - answer, answer
 
 
 def _arguments(settings: DistillSettings) -> GKDConfig:

@@ -28,10 +28,14 @@ OTHER_WEIGHTS: dict[Stage, Stage] = {
     "reward_lora": "reward",
     "ppo": "ppo_lora",
     "ppo_lora": "ppo",
+    "dpo": "dpo_lora",
+    "dpo_lora": "dpo",
 }
 
 
-def forecasts(settings: Settings, shape: Shape, price_per_hour: float) -> dict[str, Any]:
+def forecasts(
+    settings: Settings, shape: Shape, student: Shape, price_per_hour: float
+) -> dict[str, Any]:
     """What each stage will take and cost, with what that assumes.
 
     Raises:
@@ -47,7 +51,7 @@ def forecasts(settings: Settings, shape: Shape, price_per_hour: float) -> dict[s
         nearest = trials.get(stage) or trials.get(OTHER_WEIGHTS.get(stage, stage))
         amount = common.changed(nearest.reported if nearest else {})
         amount = amount.changed(asdict(settings.amount))
-        operations = count_operations(stage, shape, amount, settings.lora_rank)
+        operations = count_operations(stage, shape, amount, settings.lora_rank, student)
         speed = _speed(settings, stage, shape, rate, nearest)
         one = forecast(operations, speed, settings.gpus, price_per_hour)
         found[stage] = {
@@ -141,7 +145,15 @@ def _size(stage: Stage, amount: dict[str, Any]) -> str:
     if stage == "reference":
         count = amount["samples"] * (amount["prompts"] + amount["held_out"])
         return f"{count:,} responses of {response} to prompts {prompt}"
+    times, count = f"{amount['epochs']:.3g} ×", f"{amount['prompts']:,}"
+    if stage == "sft":
+        return f"{times} {count} demonstrations of {response} to prompts {prompt}"
+    if stage.startswith("dpo"):
+        pairs = Amount(**amount).pairs_per_prompt
+        return f"{times} {count} prompts {prompt} with {pairs:.3g} pairs of responses of {response}"
+    if stage == "distill":
+        outputs = f"{amount['samples'] * amount['prompts']:,} outputs of {response}"
+        return f"{times} {outputs}, {amount['on_policy']:.0%} of them the student's"
     return (
-        f"{amount['epochs']:.3g} × {amount['prompts']:,} prompts {prompt} with "
-        f"{amount['responses']:.3g} responses of {response}"
+        f"{times} {count} prompts {prompt} with {amount['responses']:.3g} responses of {response}"
     )

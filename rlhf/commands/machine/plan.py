@@ -15,6 +15,7 @@ from rlhf.planning.plan import GIB, STAGES, Pass
 from rlhf.records.wording import counted
 
 if TYPE_CHECKING:
+    from rlhf.planning.planner import Shape
     from rlhf.planning.strategies import Load
 
 EXAMPLE = "rlhf plan --model models/SmolLM2-135M-Instruct --gpus 8 --gpu-memory 24"
@@ -41,25 +42,31 @@ class AmountSettings:
     """Prompts of the split `test`. Without --like: 100."""
     responses: float | None = None
     """train-reward: ranked responses to each prompt. Without --like: 4."""
+    pairs: float | None = None
+    """dpo: pairs of each prompt. Default: as in --like, else all pairs of --amount.responses, of 4
+    six."""
     samples: int | None = None
-    """reference: responses sampled to each prompt. Without --like: 1."""
+    """reference, distill: responses sampled to each prompt. Without --like: 1."""
     prompt_tokens: float | None = None
     """Mean tokens of a prompt. Without --like: 128."""
     response_tokens: float | None = None
     """Mean tokens of a response. Without --like: 128."""
     epochs: float | None = None
-    """train-reward: passes over its prompts. Without --like: 1."""
+    """train-reward, sft, dpo, distill: passes over the prompts. Without --like: 1."""
     steps: int | None = None
     """ppo: steps. Without --like: 100."""
     episodes: int | None = None
     """ppo: responses sampled in a step. Without --like: 64."""
     updates: int | None = None
     """ppo: passes over the responses of a step. Without --like: 1."""
+    on_policy: float | None = None
+    """distill: share of the batches that the student answers. Without --like: 0.5."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            low = 0 if name in ("held_out", "epochs") else 1
+            low = 0 if name in ("held_out", "epochs", "pairs", "on_policy") else 1
             require_range(f"amount.{name}", value, low)
+        require_range("amount.on_policy", self.on_policy, 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,9 @@ class Settings:
     model: str
     """Model folder or hub name; only its config.json is read, so a folder with that alone will do,
     such as examples/six_billion/llama_6b."""
+    student: str | None = None
+    """distill: model folder or hub name of the student, whose teacher is --model. Default: every
+    second layer of --model."""
     gpus: int = 1
     """Number of devices, over all machines."""
     shard_group: int | None = None
@@ -106,9 +116,9 @@ class Settings:
     price_per_hour: float | None = None
     """Price of one device for an hour, in any currency: forecasts hours and price of each stage."""
     like: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
-    """With --price-per-hour: finished short runs, at most one each of train-reward, reference and
-    ppo. Their stages are forecast with their speed; all stages with their size, unless --amount
-    changes it."""
+    """With --price-per-hour: finished short runs, at most one each of train-reward, reference, ppo,
+    sft, dpo and distill. Their stages are forecast with their speed; all stages with their size,
+    unless --amount changes it."""
     utilization: float | None = None
     """With --price-per-hour: share of --tflops that forward and backward passes reach. Default: as
     in --like, else 0.3."""
@@ -179,10 +189,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Show memory and traffic of each stage per device, and with --price-per-hour its price.
-
-    Of `sft` and `dpo` only the memory is planned.
-    """
+    """Show memory and traffic of each stage per device, and with --price-per-hour its price."""
     from rlhf.commands.machine.forecasting import forecasts
     from rlhf.planning.advice import advice_for_all, tensor_parallel_advice
     from rlhf.planning.planner import read_shape
@@ -190,7 +197,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from rlhf.planning.traffic import Speed, step_bytes, step_seconds
     from rlhf.planning.training_plan import fine_tuning_plans
 
-    shape = read_shape(settings.model)
+    shape, student = read_shape(settings.model), read_student(settings)
     load = settings.load()
     usable, passes, gpus = settings.gpu_memory * USABLE, settings.passes, settings.gpus
 
@@ -217,10 +224,10 @@ def run(settings: Settings) -> dict[str, Any]:
     price = settings.price_per_hour
     computing = Pass(load.batch * load.length, load.length, load.checkpointing)
     rank = load.lora_rank
-    tuning = fine_tuning_plans(shape, computing, bf16=True, processes=gpus, lora_rank=rank)
+    tuning = fine_tuning_plans(shape, student, computing, bf16=True, processes=gpus, lora_rank=rank)
     return {
         "parameters": shape.parameters,
-        "forecast": None if price is None else forecasts(settings, shape, price),
+        "forecast": None if price is None else forecasts(settings, shape, student, price),
         "gib": needs,
         "fits": {n: {s: gib <= usable for s, gib in row.items()} for n, row in needs.items()},
         "fine_tuning_gib": {name: round(one.peak / GIB, 3) for name, one in tuning.items()},
@@ -236,6 +243,17 @@ def run(settings: Settings) -> dict[str, Any]:
             if one.flags is not None
         },
     }
+
+
+def read_student(settings: Settings) -> "Shape":
+    """The shape of what distillation trains, by default that of every second layer."""
+    from policies.deployment.distill.student import half_config
+    from rlhf.modeling.models import load_config
+    from rlhf.planning.planner import read_shape, shape_of
+
+    if settings.student is not None:
+        return read_shape(settings.student)
+    return shape_of(half_config(load_config(settings.model)), settings.model)
 
 
 def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str:

@@ -30,6 +30,27 @@ def run(settings: Settings) -> dict[str, Any]:
     return distill(settings)
 
 
+def memory_plan(settings: Settings) -> str:
+    """What the run will hold in memory; no weights are loaded."""
+    from policies.deployment.distill.student import half_config
+    from policies.deployment.found import find_folders, is_scorer
+    from rlhf.modeling.models import load_config
+    from rlhf.parallel.distributed import choose_precision
+    from rlhf.planning.plan import Pass
+    from rlhf.planning.planner import read_shape, shape_of
+    from rlhf.planning.training_plan import distill_plan, distill_reward_plan
+
+    length, config = settings.max_length, load_config(settings.student)
+    plan = distill_reward_plan if is_scorer(settings.teacher) else distill_plan
+    return plan(
+        read_shape(find_folders(settings.teacher)[0]),
+        shape_of(half_config(config) if settings.half else config, settings.student),
+        Pass(settings.micro_batch_size * length, length, settings.gradient_checkpointing),
+        bf16=choose_precision(settings.precision) == "bf16",
+        processes=settings.processes,
+    ).text
+
+
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """The size of the student, how near it came to the teacher, and how to compare them."""
     parameters = result["parameters"]

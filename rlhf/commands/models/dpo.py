@@ -22,6 +22,8 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
+    import torch
+
     from rlhf.parallel.distributed import choose_precision
     from rlhf.planning.plan import Pass
     from rlhf.planning.planner import read_shape
@@ -35,6 +37,7 @@ def memory_plan(settings: Settings) -> str:
         bf16=choose_precision(settings.precision) == "bf16",
         processes=settings.processes,
         lora_rank=settings.lora.rank or 0,
+        on_cpu=not torch.cuda.is_available(),
     ).text
 
 

@@ -22,19 +22,21 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
+    import torch
+
     from rlhf.parallel.distributed import choose_precision
+    from rlhf.planning.plan import Pass
     from rlhf.planning.planner import read_shape
     from rlhf.planning.training_plan import sft_plan
 
-    plan = sft_plan(
+    length = settings.max_length
+    return sft_plan(
         read_shape(settings.model),
-        sequences=settings.micro_batch_size,
-        length=settings.max_length,
+        Pass(settings.micro_batch_size * length, length, settings.gradient_checkpointing),
         bf16=choose_precision(settings.precision) == "bf16",
-        checkpointing=settings.gradient_checkpointing,
         processes=settings.processes,
-    )
-    return plan.text
+        on_cpu=not torch.cuda.is_available(),
+    ).text
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:

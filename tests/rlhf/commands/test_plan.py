@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -10,13 +11,14 @@ from reward.settings import RewardSettings
 from rlhf import cli
 from rlhf.commands.machine import plan
 from rlhf.commands.machine.forecasting import forecasts
-from rlhf.commands.machine.plan import AmountSettings, Settings
+from rlhf.commands.machine.plan import AmountSettings, Settings, read_student
 from rlhf.config import flag_of
 from rlhf.config.paths import setting_names
 from rlhf.errors import InputError
 from rlhf.planning.forecast import TITLES
 from rlhf.planning.planner import read_shape
 from rlhf.run.rundir import RunDir
+from tests.policies.sft.demonstrations import LINES
 from tests.policies.training import TrainingInputs, training
 from tests.reward.conftest import build_record, export
 
@@ -36,7 +38,10 @@ def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureF
     assert [name for name, _ in rows] == ["DDP", "DDP bf16-weights", "LoRA"]
     assert all(cell.endswith("*") for _, cells in rows for cell in cells)
     assert lines[8].startswith("Fine-tuning, which shards nothing: sft ")
-    assert lines[8].count("*") == 3
+    assert lines[8].count("*") == 4
+    assert [one.split()[0] for one in lines[8].partition(": ")[2].split(", ")] == [
+        *("sft", "dpo", "dpo", "distill")
+    ]
     assert lines[10:12] == [
         "Recommended: all weights where they fit, else adapters, else vLLM:",
         "  reward: DDP, up to 1024 sequences in a forward pass.",
@@ -156,6 +161,7 @@ def test_every_flag_of_a_command_is_one_of_its_settings(
         (["--model", "m", "--price-per-hour", "-1"], "error --price-per-hour is -1"),
         (["--model", "m", "--utilization", "2"], "error --utilization is 2"),
         (["--model", "m", "--amount.steps", "0"], "error --amount.steps is 0"),
+        (["--model", "m", "--amount.on-policy", "2"], "error --amount.on-policy is 2"),
         (
             ["--model", "m", "--utilization", ".5", "--amount.steps", "9"],
             "error --utilization and --amount.steps have no effect without --price-per-hour",
@@ -187,19 +193,32 @@ def test_a_forecast_says_what_it_assumes(tiny_model: Path) -> None:
     result = plan.run(settings)
     lines = plan.describe(settings, result).splitlines()
     at = lines.index("Forecast of what each stage takes, on all devices together, and costs:")
-    rows = {line[2:22].strip(): line[22:].split() for line in lines[at + 2 : at + 7]}
-    assert list(rows) == ["train-reward", "train-reward, LoRA", "reference", "ppo", "ppo, LoRA"]
+    rows = {line[2:22].strip(): line[22:].split() for line in lines[at + 2 : at + 11]}
+    assert list(rows) == [
+        *("train-reward", "train-reward, LoRA", "reference", "ppo", "ppo, LoRA"),
+        *("sft", "dpo", "dpo, LoRA", "distill"),
+    ]
     hours, each, price = map(float, rows["ppo"][:3])
     assert each == pytest.approx(hours / 4, rel=0.01)
     assert price == pytest.approx(2.5 * hours, rel=0.01)
     assert rows["ppo"][3:] == ["30", "steps", "of", "64", "responses", "of", "50", "tokens"]
     assert rows["reference"][3] == "300"  # with 100 held-out prompts
+    assert " ".join(rows["sft"][3:]) == (
+        "1 × 200 demonstrations of 50 tokens to prompts of 128 tokens"
+    )
+    assert " ".join(rows["dpo"][3:]) == (
+        "1 × 200 prompts of 128 tokens with 6 pairs of responses of 50 tokens"
+    )
+    assert " ".join(rows["distill"][3:]) == (
+        "1 × 200 outputs of 50 tokens, 50% of them the student's"
+    )
     text = "\n".join(lines)
     assert "matrices at 0.001 TFLOP/s (as given by --tflops), and of this uses:" in text
     assert "ppo                 sampling 1.0%, scoring 30.0%, training 30.0%; 0.00" in text
     assert "Devices divide the work without loss" in text
     assert "For a closer forecast make a short run of each stage and name it: --like RUN." in text
-    twice = forecasts(replace(settings, utilization=0.6), read_shape(str(tiny_model)), 2.5)
+    shape = read_shape(str(tiny_model))
+    twice = forecasts(replace(settings, utilization=0.6), shape, shape, 2.5)
     now, before = (f["stages"]["reward"]["seconds"] for f in (twice, result["forecast"]))
     assert now["training"] == pytest.approx(before["training"] / 2)
     assert plan.run(Settings(model=str(tiny_model)))["forecast"] is None
@@ -211,6 +230,21 @@ def test_without_a_rate_that_of_this_machine_is_measured(tiny_model: Path) -> No
     assert found["matmul_tflops"] > 0
 
 
+def fine_tune(training: TrainingInputs, rankings: Path, folder: Path) -> None:
+    """Short runs of what trl trains."""
+    lines = folder / "lines.jsonl"
+    lines.write_text("\n".join(map(json.dumps, LINES)))
+    sizes = ("--batch-size", "2", "--micro-batch-size", "2", "--precision", "fp32")
+    model = ("--model", str(training.model))
+    distill = ("--teacher", str(training.model), "--student", str(training.model), "--half")
+    for command, words in (
+        ("sft", ("--demonstrations", str(lines), *model)),
+        ("dpo", ("--rankings", str(rankings), *model)),
+        ("distill", (*distill, "--outputs", str(training.reference), "--on-policy", "1")),
+    ):
+        assert cli.main([command, *words, *sizes, "--out", str(folder / command)]) == 0
+
+
 def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_path: Path) -> None:
     rankings = export(tmp_path / "rankings", [build_record(n) for n in range(6)])
     words = ["--rankings", str(rankings), "--model", str(training.model), "--precision", "fp32"]
@@ -218,9 +252,9 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
     # fewer prompts than a batch: still one pass over them
     assert RunDir(tmp_path / "reward").read_report()["amount"]["epochs"] == 1
     assert training.ppo(tmp_path / "ppo", steps=2) == 0
-    runs = {
-        "reward": tmp_path / "reward", "reference": training.reference, "ppo": tmp_path / "ppo"
-    }  # fmt: skip
+    fine_tune(training, rankings, tmp_path)
+    names = ("reward", "ppo", "sft", "dpo", "distill")
+    runs = {"reference": training.reference} | {name: tmp_path / name for name in names}
     like = tuple(runs.values())
     settings = Settings(model=str(training.model), price_per_hour=3600, like=like)
     found = plan.run(settings)["forecast"]
@@ -228,7 +262,13 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
         one = found["stages"][stage]
         assert one["like"] == str(run)
         assert one["price"] == pytest.approx(RunDir(run).read_stage()["device_seconds"], rel=0.02)
-    assert found["tflops_from"] == f"measured by {tmp_path / 'reward'}"
+    assert found["tflops_from"] == f"measured by {training.reference}"
+    # of two responses to a prompt one is better; all outputs of a prompt are read
+    assert found["stages"]["dpo"]["amount"]["pairs"] == 1
+    amount = found["stages"]["distill"]["amount"]
+    stored = RunDir(runs["distill"]).read_report()["outputs"]
+    assert (amount["prompts"], amount["held_out"]) == (stored["train"], stored["test"])
+    assert (amount["samples"], amount["on_policy"]) == (1, 1.0)
     longer = replace(settings, amount=AmountSettings(steps=4, epochs=3))
     one, other = plan.run(longer)["forecast"]["stages"], found["stages"]
     assert one["ppo"]["seconds"]["training"] == pytest.approx(
@@ -239,7 +279,7 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
     text = plan.describe(longer, plan.run(longer))
     assert "make a short run" not in text
     assert f"(like {runs['reference']})" in text
-    for sibling in ("reward", "ppo"):  # with adapters: the same speed and size
+    for sibling in ("reward", "ppo", "dpo"):  # with adapters: the same speed and size
         with_adapters = found["stages"][f"{sibling}_lora"]
         assert with_adapters["utilization"] == found["stages"][sibling]["utilization"]
         assert with_adapters["amount"] == found["stages"][sibling]["amount"]
@@ -247,6 +287,20 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
     twice = replace(settings, like=(runs["ppo"], runs["ppo"]))
     with pytest.raises(InputError, match="are both runs of ppo\n  Give one --like for each stage"):
         plan.run(twice)
+
+
+def test_the_student_is_half_of_its_teacher_or_another_model(
+    tiny_model: Path, training: TrainingInputs
+) -> None:
+    settings = Settings(model=str(training.model), price_per_hour=1, tflops=0.001)
+    half, whole = (
+        plan.run(replace(settings, student=student)) for student in (None, str(training.model))
+    )
+    assert read_student(settings).layers == read_shape(str(training.model)).layers / 2
+    assert half["fine_tuning_gib"]["distill"] < whole["fine_tuning_gib"]["distill"]
+    stages = [one["forecast"]["stages"] for one in (half, whole)]
+    assert stages[0]["distill"]["price"] < stages[1]["distill"]["price"]
+    assert stages[0]["sft"] == stages[1]["sft"]
 
 
 def test_stages_without_a_short_run_take_the_size_of_the_others(
@@ -283,6 +337,10 @@ def test_the_dry_runs_of_the_trainings_show_their_plans(
     assert "# Memory of each process for PPO, with prompts of 256 tokens" in shown
     assert "6 × 512 tokens" in shown  # 4 episodes and half as many stored rows
     assert "4 × 512 tokens" in dry_run(capsys, "ppo", *words, "--kl.source", "none")
+    words = ["--teacher", str(tiny_model), "--student", str(tiny_model), "--out", model[-1]]
+    shown = dry_run(capsys, "distill", *words, "--outputs", "r", "--max-length", "64")
+    assert "# Memory of each process for distillation" in shown
+    assert "4 sequences of 64 tokens" in shown
     assert not (tmp_path / "out").exists()
 
 

@@ -1,5 +1,6 @@
 """Forecasts of hours and price, worked out by hand and against finished runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,45 @@ def test_adapters_are_multiplied_and_alone_have_gradients() -> None:
     assert count_operations("ppo", SHAPE, AMOUNT, 1).steps != steps
 
 
+def test_operations_of_fine_tuning() -> None:
+    # read with logits 1600 + 160; learned 3200, and the logits three times again
+    found = count_operations("sft", SHAPE, AMOUNT)
+    assert found.steps == {"training": 10 * (1760 + 3200 + 480)}
+    assert found.around == {"training": 2 * 2 * 1760}
+    twice = count_operations("sft", SHAPE, AMOUNT.changed({"epochs": 2.0}))
+    assert twice.steps["training"] == 2 * found.steps["training"]
+    assert twice.around == found.around
+
+
+def test_operations_of_dpo() -> None:
+    # of two responses one pair: two answers as in fine-tuning, which the original reads once
+    found = count_operations("dpo", SHAPE, AMOUNT)
+    assert found.steps == {"training": 10 * 2 * 5440}
+    assert found.around == {"training": 10 * 2 * 1760 + 2 * 2 * (1760 + 1760)}
+    # with adapters of rank 1 (1800 and 2600, as above) it reads them in every step
+    adapted = count_operations("dpo_lora", SHAPE, AMOUNT, 1)
+    assert adapted.steps == {"training": 10 * 2 * (1960 + 2600 + 2 * 160 + 1760)}
+    assert adapted.around == {"training": 2 * 2 * (1960 + 1760)}
+    # all pairs of four responses are six, unless it is known how many there are
+    four = count_operations("dpo", SHAPE, AMOUNT.changed({"responses": 4.0}))
+    assert four.steps["training"] == 6 * found.steps["training"]
+    fewer = count_operations("dpo", SHAPE, AMOUNT.changed({"responses": 4.0, "pairs": 2.5}))
+    assert fewer.steps["training"] == 2.5 * found.steps["training"]
+
+
+def test_operations_of_distillation() -> None:
+    # the student, of one layer: read 2·5·50 + 4·3·5² = 800, learned 1000 + 8·3·5² = 1600,
+    # sampled 500 + 4·3·17 + 160 = 864; logits of all five tokens 2·5·4·10 = 400
+    student = replace(SHAPE, trunk_linear=50, layers=1)
+    found = count_operations("distill", SHAPE, AMOUNT, student=student)
+    both = 800 + 400 + 1600 + 400
+    assert found.steps == {"sampling": 10 * 864 / 2, "training": 10 * (both + 1600 + 2 * 400)}
+    assert found.around == {"training": 2 * 2 * both}
+    more = AMOUNT.changed({"samples": 3, "on_policy": 0.0})
+    stored = count_operations("distill", SHAPE, more, student=student)
+    assert stored.steps == {"sampling": 0, "training": 3 * found.steps["training"]}
+
+
 def test_hours_and_price_of_two_devices() -> None:
     operations = Operations({"sampling": 18_000.0, "scoring": 40_000.0}, {"scoring": 5_000.0})
     speed = Speed(1000.0, {"sampling": 0.1, "scoring": 0.5, "training": 0.3}, 3.0)
@@ -131,7 +171,7 @@ def test_formulas_count_what_a_model_does(tiny_model: Path) -> None:
 def finished(folder: Path, stage: str, model: Path, seconds: float, report: dict[str, Any]) -> Path:
     """The folder of a finished run on two processes."""
     folder.mkdir(parents=True)
-    inputs = {"model": {"path": str(model), "hash": "h"}}
+    inputs = {name: {"path": str(model), "hash": "h"} for name in ("model", "teacher")}
     content = {"stage": stage, "status": "done", "inputs": inputs, "processes": 2}
     write_json(folder / "stage.json", {**content, "device_seconds": seconds})
     (folder / "config.yaml").write_text("adapter: none\nlora:\n  rank: 8\n")
@@ -176,6 +216,27 @@ def test_so_do_reference_outputs_and_ppo_with_adapters(tiny_model: Path, tmp_pat
     assert again(run, tiny_model, 8) == pytest.approx(1000.0)
 
 
+@pytest.mark.parametrize("stage", ["sft", "dpo", "distill"])
+def test_so_do_trainings_with_one_clock(tiny_model: Path, tmp_path: Path, stage: str) -> None:
+    report = {"amount": vars(AMOUNT), "use": {"matmul_tflops": 0.001}}
+    run = finished(tmp_path / stage, stage, tiny_model, 100.0, report)
+    (run / "policy").symlink_to(tiny_model)
+    write_jsonl(run / "metrics.jsonl", [{"seconds": 12.0}, {"seconds": 30.0}])
+    rank = 8 if stage == "dpo" else None
+    if stage != "dpo":
+        (run / "config.yaml").write_text("epochs: 1\n")
+    trial = read_trial(RunDir(run))
+    assert trial.stage == ("dpo_lora" if rank else stage)
+    assert again(run, tiny_model, rank) == pytest.approx(100.0)
+    uses = trial.speed.utilization
+    if stage == "distill":  # sampling and training took 42 s together
+        assert uses["training"] == pytest.approx(10 * uses["sampling"])
+        shape = read_shape(str(tiny_model))
+        steps = count_operations("distill", shape, AMOUNT).steps
+        taken = sum(steps[phase] / (1e9 * uses[phase]) for phase in steps)
+        assert taken == pytest.approx(2 * 42.0)
+
+
 def test_reused_responses_are_not_counted_as_sampled(tiny_model: Path, tmp_path: Path) -> None:
     phases = {"matmul_tflops": 0.001, "sampling_seconds": 30.0, "scoring_seconds": 5.0}
     report = {"amount": vars(AMOUNT), "phases": {**phases, "sampled_fraction": 1.0}}
@@ -187,12 +248,12 @@ def test_reused_responses_are_not_counted_as_sampled(tiny_model: Path, tmp_path:
 
 
 def test_a_run_that_says_too_little_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a finished run of train-reward, reference or ppo"):
+    with pytest.raises(InputError, match="is not a finished run of train-reward, reference, ppo"):
         read_trial(RunDir(tmp_path))
     old = finished(tmp_path / "old", "reward", tiny_model, 1.0, {"accuracy": None})
     with pytest.raises(InputError, match="does not say how much it did") as refused:
         read_trial(RunDir(old))
-    assert "make a short run for this, or give --tflops and --utilization" in str(refused.value)
+    assert "make a short run for this, or give --tflops and " in str(refused.value)
     curve = {"amount": vars(AMOUNT), "use": {"matmul_tflops": 1.0}, "learning_curve": {}}
     parts = finished(tmp_path / "parts", "reward", tiny_model, 1.0, curve)
     with pytest.raises(InputError, match="does not say how much it did and how fast"):

@@ -18,7 +18,13 @@ from rlhf.modeling.models import new_reward_model
 from rlhf.planning import planner
 from rlhf.planning.plan import Item, Pass, Plan
 from rlhf.planning.planner import read_shape
-from rlhf.planning.training_plan import dpo_plan, fine_tuning_plans, reward_plan
+from rlhf.planning.training_plan import (
+    distill_reward_plan,
+    dpo_plan,
+    fine_tuning_plans,
+    reward_plan,
+    sft_plan,
+)
 from tests.reward.encoders import build_encoder
 from tests.rlhf.planning.two_layers import LAYER, SHAPE, sizes
 
@@ -205,25 +211,57 @@ def test_the_plan_of_dpo_holds_one_model() -> None:
         "adapters: Adam": 8 * adapters,
         "gradients": 4 * adapters,
         "activations": less,
+        "logits": 4 * 6 * SHAPE.vocabulary,
     }
     whole = dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1)
-    assert whole.peak == 16 * SHAPE.parameters + max(activations, 4 * SHAPE.parameters)
+    head = 4 * 6 * SHAPE.vocabulary + 4 * 8 * SHAPE.vocabulary
+    assert whole.peak == 16 * SHAPE.parameters + activations + head
+
+
+def test_the_logits_of_fine_tuning_are_a_tile() -> None:
+    large = replace(SHAPE, vocabulary=100_000)
+    for tokens, bf16, on_cpu, expected in (
+        (10_000, True, False, 2 * 4096 * 32_768),
+        (10_000, False, False, 4 * 4096 * 32_768),
+        (1000, True, True, 8 * 4 * 1000 * 32_768),
+    ):
+        plan = sft_plan(large, Pass(tokens, 10), bf16=bf16, processes=1, on_cpu=on_cpu)
+        found = sizes(plan, "computing gradients")
+        assert found["logits"] == expected
+        assert found["gradient of the output matrix"] == 4 * 8 * 100_000
 
 
 def test_fine_tuning_reads_sequences_and_pairs_and_shards_nothing() -> None:
     # three sequences of 4 tokens; DPO reads two pairs
-    plans = fine_tuning_plans(SHAPE, Pass(12, 4), bf16=False, processes=2, lora_rank=2)
+    student = replace(SHAPE, parameters=1000, layers=1)
+    plans = fine_tuning_plans(SHAPE, student, Pass(12, 4), bf16=False, processes=2, lora_rank=2)
     read = {
         tokens: planner.activation_bytes(SHAPE, Pass(tokens, 4), bf16=False, padded=True)
         for tokens in (12, 16)
     }
     # weights, two moments and buckets; then gradients and what the pass keeps
     everything = 5 * 4 * SHAPE.parameters
-    assert plans["sft"].peak == everything + read[12] + planner.logits_bytes(SHAPE, 12)
-    assert plans["dpo"].peak == everything + read[16]
+    head = {tokens: 4 * SHAPE.vocabulary * (tokens + 8) for tokens in (12, 16)}
+    assert plans["sft"].peak == everything + read[12] + head[12]
+    assert plans["dpo"].peak == everything + read[16] + head[16]
     adapted = planner.activation_bytes(SHAPE, Pass(16, 4, lora_rank=2), bf16=False, padded=True)
     adapters = 5 * 4 * 2 * SHAPE.lora_rows
-    assert plans["dpo LoRA"].peak == 4 * SHAPE.parameters + adapters + adapted
+    tile = 4 * SHAPE.vocabulary * 16
+    assert plans["dpo LoRA"].peak == 4 * SHAPE.parameters + adapters + adapted + tile
+    # a frozen teacher; the student as sft, with 17 tensors of logits
+    small = planner.activation_bytes(student, Pass(12, 4), bf16=False, padded=True)
+    trained = 5 * 4 * 1000 + small + 17 * 4 * SHAPE.vocabulary * 12
+    assert plans["distill"].peak == 4 * SHAPE.parameters + trained
+
+
+def test_the_teacher_of_a_reward_model_is_gone_before_its_student_is_loaded() -> None:
+    student = replace(SHAPE, trunk=1000)
+    plan = distill_reward_plan(SHAPE, student, Pass(12, 4), bf16=False, processes=1)
+    kept = planner.activation_bytes(student, Pass(12, 4), bf16=False, padded=True)
+    assert plan.peak == 4 * 4 * (1000 + 8) + kept
+    large = replace(SHAPE, trunk=10**6)
+    plan = distill_reward_plan(large, student, Pass(12, 4), bf16=False, processes=1)
+    assert plan.peak == 4 * (10**6 + 8)
 
 
 def test_a_plan_as_text() -> None:
