@@ -75,7 +75,8 @@ def _nccl_version(torch: Any) -> str | None:
 @cache
 def all_packages() -> str:
     """Every installed package with its version, as pip reads them."""
-    found = {f"{one.metadata['Name']}=={one.version}" for one in distributions()}
+    read = [one.metadata for one in distributions()]  # `version` would read the file again
+    found = {f"{one['Name']}=={one['Version']}" for one in read}
     return "\n".join(sorted(found, key=str.lower)) + "\n"
 
 

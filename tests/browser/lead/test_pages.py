@@ -41,10 +41,10 @@ def lead(request, serve, open_page, tmp_path):
     page = open_page(
         app.url,
         lambda page: sign_in(page, app, "lea"),
+        "lead/data",
         color_scheme=request.param,
         viewport=SIZES[request.param],
     )
-    page.click(".rb-lead")
     page.wait_for_selector("nav a[aria-current]:has-text('Data')")
     return app, page
 
@@ -64,6 +64,9 @@ def no_sideways_scrolling(page: Page) -> bool:
 
 def test_a_lead_imports_previews_and_exports(lead, tmp_path):
     app, page = lead
+    page.goto(app.url)
+    page.click(".rb-lead")
+    page.wait_for_selector("nav a[aria-current]:has-text('Data')")
     require_good_looks(page, "data")
     file = tmp_path / f"{RUNS.replace('/', '')[:60]}.jsonl"
     rows = [{"prompt": f"{RUNS} {n}", "responses": [RUNS, "two"]} for n in range(60)]
