@@ -116,12 +116,12 @@ def _amount(
     settings: DPOSettings, lengths: dict[str, list[list[Length]]], counts: Counts
 ) -> dict[str, Any]:
     answers = {split: list(chain(*pairs)) for split, pairs in lengths.items()}
-    train, test = counts["train"], counts["test"]
+    train = counts["train"]
     return describe_amount(
         settings,
         answers,
         prompts=train["prompts"],
-        held_out=test["prompts"],
+        held_out=counts["test"].get("prompts", 0),
         pairs=train["pairs"] / train["prompts"],
     )
 

@@ -4,12 +4,14 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlhf.planning.price import cost_of
 from rlhf.run.rundir import RunDir, device_seconds
-from rlhf.run.telemetry.job_clock import CLOCK, job_clock
+from rlhf.run.telemetry import job_clock as module
+from rlhf.run.telemetry.job_clock import CLOCK, job_clock, seconds_of_jobs
 
 
 def write_clock(job: Path, status: str, seconds: float, processes: int) -> Path:
@@ -52,3 +54,16 @@ def test_a_job_that_goes_on_adds_to_its_earlier_attempts(run: RunDir) -> None:
     assert 210.2 <= content["device_seconds"] < 215
     assert (content["status"], content["processes"]) == ("done", 1)
     assert device_seconds(run) == 30 + content["device_seconds"]
+
+
+def test_every_process_of_a_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=5.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    heartbeat = tmp_path / "heartbeat"
+    for attempt in (1, 2):
+        with job_clock(heartbeat / "job-0"):
+            clock.now += 100
+            assert seconds_of_jobs(heartbeat) == 400 * attempt
+        content = json.loads((heartbeat / "job-0" / CLOCK).read_text())
+        assert (content["device_seconds"], content["processes"]) == (400 * attempt, 4)
