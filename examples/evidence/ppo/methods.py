@@ -186,7 +186,9 @@ def plot(result: Config) -> Figure:
     x, y = [root(point["nats"]) for point in curve], [point["gain"] for point in curve]
     axes.plot(x, y, color="#64748b", linewidth=1.2, label=f"best of 1 to {curve[-1]['n']}")
     axes.axhline(0, color="#94a3b8", linewidth=1)
-    axes.set_xlabel("√ of the reverse KL, nats (hollow: settings tried on validation beginnings)")
+    tries = any(of["tried"] for of in result["methods"].values())
+    hollow = " (hollow: settings tried on validation beginnings)" if tries else ""
+    axes.set_xlabel(f"√ of the reverse KL, nats{hollow}")
     axes.set_ylabel("gain in the score of other people's labels")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
