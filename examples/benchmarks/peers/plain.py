@@ -137,7 +137,9 @@ def plain_answers(given: argparse.Namespace, *, is_bf16: bool) -> Callable[[], N
     from transformers import AutoModelForCausalLM
 
     dtype = torch.bfloat16 if is_bf16 else torch.float32
-    model: Any = AutoModelForCausalLM.from_pretrained(given.model, dtype=dtype).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        given.model, dtype=dtype, trust_remote_code=False
+    ).eval()
     ids = random_ids(given.batch_size, given.prompt_tokens)
     length = {name: given.answer_tokens for name in ("max_new_tokens", "min_new_tokens")}
 
