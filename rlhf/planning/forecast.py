@@ -40,7 +40,7 @@ ASSUMED: Phases = {"sampling": 0.03, "scoring": 0.3, "training": 0.3}
 AUDITED = 64  # answers that PPO samples at its end to measure both KLs
 AUDIT_READS = 4  # of the first prompts before training, of the answers, by policy and original
 HELD_OUT_READS = 3  # by the base model, before training, after it
-MEASURED = 2  # held-out texts of sft and distill are read before training and after it
+HELD_OUT_PASSES = 2  # held-out texts of sft and distill are read before training and after it
 DISK = 1e9  # bytes of weights that are read or written in a second
 MOVES: dict[Stage, int] = {  # how often a stage loads or saves a model
     "reward": 4,
@@ -285,7 +285,7 @@ def _sft(cost: Costs, amount: Amount) -> Operations:
     read = cost.read + cost.logits
     return Operations(
         {"training": amount.epochs * amount.prompts * (read + cost.learned + 3 * cost.logits)},
-        {"training": MEASURED * amount.held_out * read},
+        {"training": HELD_OUT_PASSES * amount.held_out * read},
     )
 
 
@@ -313,7 +313,7 @@ def _distill(student: Costs, teacher: Costs, amount: Amount) -> Operations:
     """
     outputs = amount.epochs * amount.prompts * amount.samples
     read = student.read + student.all_logits + teacher.read + teacher.all_logits
-    measured = MEASURED * amount.held_out * amount.samples
+    measured = HELD_OUT_PASSES * amount.held_out * amount.samples
     return Operations(
         {
             "sampling": outputs * amount.on_policy * student.sampled,

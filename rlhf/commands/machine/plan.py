@@ -43,8 +43,8 @@ class AmountSettings:
     responses: float | None = None
     """train-reward: ranked responses to each prompt. Without --like: 4."""
     pairs: float | None = None
-    """dpo: pairs of each prompt. Default: as in --like, else all pairs of --amount.responses, of 4
-    six."""
+    """dpo: pairs of each prompt. Default: as in --like, else all pairs of --amount.responses: six
+    pairs of four responses."""
     samples: int | None = None
     """reference, distill: responses sampled to each prompt. Without --like: 1."""
     prompt_tokens: float | None = None

@@ -57,10 +57,6 @@ class Outline:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
         """The outline of a model."""
-        # which are tied depends on the files, not only on the config
-        names: dict[nn.Parameter, list[str]] = {}
-        for name, value in model.named_parameters(remove_duplicate=False):
-            names.setdefault(value, []).append(name)
         others = {
             (place, name): value
             for place, part in model.named_modules()
@@ -70,7 +66,10 @@ class Outline:
         return cls(
             model.config,
             getattr(model, "generation_config", None),
-            [(of_one, value.detach().to("meta")) for value, of_one in names.items()],
+            [
+                (of_one, value.detach().to("meta"))
+                for value, of_one in names_of_weights(model).items()
+            ],
             dict(model.named_buffers()),
             others,
         )
@@ -93,6 +92,17 @@ class Outline:
             setattr(model.get_submodule(place), name, value)
         model.eval()
         return model
+
+
+def names_of_weights(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """Each weight with its names: several where it is tied.
+
+    Which are tied depends on the files that a model was loaded from, not only on its config.
+    """
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(weight, []).append(name)
+    return names
 
 
 def place_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:

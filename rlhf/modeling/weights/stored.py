@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.weights.first_layers import find_lists
-from rlhf.modeling.weights.on_main import Outline, place_of, read_on_main
+from rlhf.modeling.weights.on_main import Outline, names_of_weights, place_of, read_on_main
 from rlhf.modeling.weights.whole import HEAD, tensor_files
 from rlhf.parallel.distributed import on_main
 from rlhf.parallel.layers import ON_MAIN, STORED, Stored
@@ -130,15 +130,9 @@ def _compute_buffers(model: PreTrainedModel) -> None:
 
 
 def _tensors(model: PreTrainedModel, files: Files) -> dict[str, str]:
-    return {names[0]: one for names in _groups(model) for one in names if one in files}
-
-
-def _groups(model: nn.Module) -> list[list[str]]:
-    """The names of each weight: several where it is tied."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, value in model.named_parameters(remove_duplicate=False):
-        names.setdefault(value, []).append(name)
-    return list(names.values())
+    return {
+        names[0]: one for names in names_of_weights(model).values() for one in names if one in files
+    }
 
 
 def _start_new_head(model: PreTrainedModel) -> None:
@@ -151,7 +145,7 @@ def _start_new_head(model: PreTrainedModel) -> None:
 def _find_obstacle_in_config(config: PreTrainedConfig) -> str:
     if getattr(config, "quantization_config", None):
         return "they are quantized"
-    return "it is tried with padding first" if reads_pairs(config) else ""
+    return "an encoder is tried whole before it is trained" if reads_pairs(config) else ""
 
 
 def _find_obstacle(model: PreTrainedModel, files: Files) -> str:
@@ -163,9 +157,9 @@ def _find_obstacle(model: PreTrainedModel, files: Files) -> str:
     for pair in model.all_tied_weights_keys.items():
         if files.keys() >= set(pair):
             return f"its files hold {' and '.join(pair)}, which its config ties"
-    for names in _groups(model):
+    for weight, names in names_of_weights(model).items():
         found = [file for name in names for file in files.get(name, ())]
-        if model.get_parameter(names[0]).is_meta and len(found) != 1:
+        if weight.is_meta and len(found) != 1:
             return f"{names[0]} is in {' and '.join(found) or 'no safetensors file'}"
     others = (value for part in model.modules() for value in vars(part).values())
     tensors = (one for one in (*model.buffers(), *others) if isinstance(one, Tensor))
