@@ -175,7 +175,7 @@ def _sample_batch(
     """Token ids, up to the longest response of the batch, and their log-probs."""
     drawing = Draw()
     generate: Any = model.generate
-    with accelerator.autocast(), float32_logits(model):
+    with accelerator.autocast(), float32_logits(model, frozen=True):
         batch, cache = _begin(model, prompts, int(tokenizer.pad_token_id), accelerator.device)
         output = generate(
             input_ids=batch.ids,

@@ -22,11 +22,16 @@ WEIGHT_ROWS = 8192  # vocabulary entries whose 16-bit weights are cast to float3
 
 
 @contextmanager
-def float32_logits(model: PreTrainedModel | nn.Module) -> Iterator[None]:
+def float32_logits(model: PreTrainedModel | nn.Module, *, frozen: bool = False) -> Iterator[None]:
     """Within this context `model` returns float32 logits.
 
     Changes nothing where the projection runs in float32 already, and for output modules that are
-    not plain linear layers, such as 4-bit ones. On CUDA weights are cast once without gradients.
+    not plain linear layers, such as 4-bit ones.
+
+    Args:
+        model: a language model.
+        frozen: the weights stay as they are within the context, which has many passes: a copy of
+            the output matrix in the precision of its factors is kept.
     """
     output = linear_output(model)
     if output is None:
@@ -41,11 +46,12 @@ def float32_logits(model: PreTrainedModel | nn.Module) -> Iterator[None]:
             unchanged: Tensor = plain(hidden)
             return unchanged
         with torch.autocast(hidden.device.type, enabled=False):
+            factors = dtype if hidden.is_cuda else torch.float32
+            if frozen and not held and output.weight.dtype != factors:
+                held.append(output.weight.detach().to(factors))
             weight = held[0] if held else output.weight
             if hidden.is_cuda:
                 hidden, weight = hidden.to(dtype), weight.to(dtype)
-                if not held and not torch.is_grad_enabled():
-                    held.append(weight)
             logits = _project(hidden, weight)
             return logits if output.bias is None else logits + output.bias.float()
 

@@ -130,6 +130,22 @@ def test_gradients_have_the_types_of_their_tensors(
     torch.testing.assert_close(model.lm_head.weight.grad.float(), torch.full((50, 8), 6.0))
 
 
+def test_frozen_weights_are_cast_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = nn.Module()
+    model.lm_head = nn.Linear(8, 50, bias=False).bfloat16()
+    model.get_output_embeddings = lambda: model.lm_head
+    hidden = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.no_grad(), float32_logits(model):
+        expected = model.lm_head(hidden)
+    with torch.no_grad(), float32_logits(model, frozen=True):
+        first = model.lm_head(hidden)
+        monkeypatch.setattr(model.lm_head.weight, "data", torch.zeros(50, 8).bfloat16())
+        second = model.lm_head(hidden)
+    assert expected.dtype == torch.float32
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)  # of the copy
+
+
 def test_a_large_vocabulary_goes_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf.modeling.logits.projection.WEIGHT_ROWS", 30)
     generator = torch.Generator().manual_seed(0)
