@@ -32,6 +32,7 @@ from rlhf.planning.price import cost_of
 from rlhf.planning.utilization import measure_rate
 from rlhf.records.jsonl import write_json
 from rlhf.records.schema import RankedPrompt
+from rlhf.run.preflight import describe_process, require_agreement
 from rlhf.run.rundir import Inputs, RunDir, open_stage, stage_status, watching_stage
 from rlhf.run.telemetry.job_clock import job_clock
 
@@ -41,6 +42,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
 
     Raises:
         InputError: prompts, model or reward model cannot be used, or --out is taken.
+        MismatchError: a process has other packages or inputs than the first.
     """
     assert settings.prompts is not None
     assert settings.model is not None
@@ -60,6 +62,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     }
     if settings.reward is not None:
         inputs |= describe_rewards([settings.reward], model_description)
+    require_agreement(accelerator, describe_process(inputs))
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
     # all jobs, and a resumed run, must use one precision, whatever their hardware supports
     settings = replace(

@@ -55,10 +55,12 @@ def stand_ins(model: nn.Module) -> Iterator[None]:
     for part, name, weight in held:
         one = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
         part._parameters[name] = nn.Parameter(one, requires_grad=weight.requires_grad)
-    yield
-    for part, name, weight in held:
-        weight.requires_grad_(part.get_parameter(name).requires_grad)
-        part._parameters[name] = weight
+    try:
+        yield
+    finally:
+        for part, name, weight in held:
+            weight.requires_grad_(part.get_parameter(name).requires_grad)
+            part._parameters[name] = weight
 
 
 @torch.no_grad()

@@ -78,7 +78,7 @@ def try_attention(model: PreTrainedModel, attention: str, probe: Probe) -> str |
     A trial decides: `probe` runs a small packed row and the same sequences padded, and returns the
     difference between the trunk's outputs, relative to the largest. Where not every process has the
     weights, the main one's trial decides for all, which all call this: on the whole model if it has
-    that, else on the first layers.
+    all weights, else on the first layers.
     """
     if not any(hasattr(part, ON_MAIN) for part in model.modules()):
         return _try(model, attention, probe)
@@ -95,9 +95,9 @@ def _try(model: PreTrainedModel, attention: str, probe: Probe) -> str | None:
     model.set_attn_implementation(attention)
     if model.config._attn_implementation != attention:
         return f"{name} has its own attention code"
-    tried = first_layers(model)
     usual = TOLERANCES.get(model.dtype, ROUNDED)
     try:
+        tried = first_layers(model)
         difference = probe(tried)
         if difference <= (usual if tried is model else TOLERANCE_OF_FIRST_LAYERS):
             return None

@@ -8,8 +8,9 @@ sends them (`rlhf.modeling.weights.on_main`), and one line on stderr says why.
 
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf.modeling.heads import reads_pairs
-from rlhf.modeling.weights.first_layers import find_lists
+from rlhf.modeling.weights.first_layers import LAYERS, find_lists
 from rlhf.modeling.weights.on_main import Outline, names_of_weights, place_of, read_on_main
 from rlhf.modeling.weights.whole import HEAD, tensor_files
 from rlhf.parallel.distributed import on_main
 from rlhf.parallel.layers import ON_MAIN, STORED, Stored
 from rlhf.parallel.waits import waiting
 from rlhf.ranks import is_main_process, world_size
+from rlhf.records.fingerprints import sampled_hash
 
 Files = Mapping[str, Sequence[str]]  # that hold each tensor
 
@@ -38,12 +40,12 @@ class _Found:
     Attributes:
         outline: of the model.
         tensors: for each weight in the files, by one of its names, the name of its tensor.
-        sizes: bytes of the files.
+        content: hash of samples of the files.
     """
 
     outline: Outline
     tensors: dict[str, str]
-    sizes: dict[str, int]
+    content: str
 
 
 def read_for_shards(
@@ -76,17 +78,24 @@ def read_for_shards(
             return obstacle
         model = read(True)
         models.append(model)
-        files = tensor_files(folder_of(name))
-        _compute_buffers(model)
+        files, unreadable = tensor_files(folder_of(name))
+        incomplete = compute_buffers(model)
         if new_head:
             _start_new_head(model)
-        if obstacle := _find_obstacle(model, files):
+        found = chain(
+            (f"{file} cannot be read" for file in unreadable),
+            obstacles_in_layers(model),
+            _obstacles_in_files(model, files),
+            (f"transformers does not compute {buffer}" for buffer in incomplete),
+            _obstacles_in_tensors(model),
+        )
+        if obstacle := next(found, ""):
             return obstacle
-        return _Found(Outline.of(model), _tensors(model, files), _sizes(name))
+        return _Found(Outline.of(model), _tensors(model, files), _content(name))
 
     found = on_main(look) if world_size() > 1 else "there is no other"
     if isinstance(found, _Found):
-        found = _find_difference(name, found.sizes) or found
+        found = _find_difference(name, found.content) or found
     if isinstance(found, str):
         if is_main_process() and world_size() > 1:
             sys.stderr.write(f"The main process reads {name} and sends its weights: {found}.\n")
@@ -104,29 +113,38 @@ def folder_of(name: str) -> Path:
     return Path(cached).parent if isinstance(cached, str) else Path(name)
 
 
-def _sizes(name: str) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in folder_of(name).glob("*.safetensors")}
+def _content(name: str) -> str:
+    return sampled_hash(folder_of(name), ("*.safetensors",))
 
 
-def _find_difference(name: str, sizes: dict[str, int]) -> str:
+def _find_difference(name: str, content: str) -> str:
     """Which process sees other files than the main one; empty if none does."""
     with waiting("ranks"):
-        everyone = gather_object([(socket.gethostname(), _sizes(name))])
+        everyone = gather_object([(socket.gethostname(), _content(name))])
     for number, (host, found) in enumerate(everyone):
-        if found != sizes:
+        if found != content:
             return f"rank {number} ({host}) has other files of it"
     return ""
 
 
-def _compute_buffers(model: PreTrainedModel) -> None:
-    """Give buffers on `meta` that no file holds the values that transformers computes."""
+def compute_buffers(model: PreTrainedModel) -> list[str]:
+    """Give buffers on `meta` that no file holds the values that transformers computes.
+
+    Returns:
+        the names of buffers that it does not compute, which keep whatever was in memory.
+    """
     stored = set(model.state_dict())
-    for name, buffer in list(model.named_buffers()):
-        if name not in stored:
+    outlines = {name: one for name, one in model.named_buffers() if name not in stored}
+    found: list[dict[str, Tensor]] = []
+    for filling in (0, 1):
+        for name, outline in outlines.items():
             part, leaf = place_of(model, name)
-            part._buffers[leaf] = torch.empty_like(buffer, device="cpu")
+            part._buffers[leaf] = torch.full_like(outline, filling, device="cpu")
             part._is_hf_initialized = False  # type: ignore[assignment]
-    model.initialize_weights()
+        model.initialize_weights()
+        found.append({name: model.get_buffer(name) for name in outlines})
+    first, second = found
+    return [name for name in outlines if not torch.equal(first[name], second[name])]
 
 
 def _tensors(model: PreTrainedModel, files: Files) -> dict[str, str]:
@@ -148,19 +166,38 @@ def _find_obstacle_in_config(config: PreTrainedConfig) -> str:
     return "an encoder is tried whole before it is trained" if reads_pairs(config) else ""
 
 
-def _find_obstacle(model: PreTrainedModel, files: Files) -> str:
-    """Why a model's weights cannot be read by parts; empty if they can."""
+def obstacles_in_layers(model: PreTrainedModel) -> Iterator[str]:
+    """Why packed rows cannot be tried with the first layers."""
+    lists = find_lists(model)
+    if len(lists) != 1:
+        yield "its layers are not in one list"
+        return
+    kinds = [_structure(layer) for layer in lists[0]]
+    if not set(kinds) <= set(kinds[:LAYERS]):
+        yield f"packed rows are tried with {LAYERS} layers, and others differ from these"
+
+
+def _structure(layer: nn.Module) -> tuple[tuple[str, type[nn.Module]], ...]:
+    """The modules inside a layer, by name."""
+    return tuple((name, type(part)) for name, part in layer.named_modules())
+
+
+def _obstacles_in_files(model: PreTrainedModel, files: Files) -> Iterator[str]:
+    """Why files do not hold the weights as the model has them."""
     if getattr(model, "_weight_conversions", None):
-        return "transformers converts them while loading"
-    if len(find_lists(model)) != 1:
-        return "its layers are not in one list"
+        yield "transformers converts them while loading"
     for pair in model.all_tied_weights_keys.items():
         if files.keys() >= set(pair):
-            return f"its files hold {' and '.join(pair)}, which its config ties"
+            yield f"its files hold {' and '.join(pair)}, which its config ties"
     for weight, names in names_of_weights(model).items():
         found = [file for name in names for file in files.get(name, ())]
         if weight.is_meta and len(found) != 1:
-            return f"{names[0]} is in {' and '.join(found) or 'no safetensors file'}"
-    others = (value for part in model.modules() for value in vars(part).values())
-    tensors = (one for one in (*model.buffers(), *others) if isinstance(one, Tensor))
-    return "some of its buffers are in files" if any(one.is_meta for one in tensors) else ""
+            yield f"{names[0]} is in {' and '.join(found) or 'no safetensors file'}"
+
+
+def _obstacles_in_tensors(model: PreTrainedModel) -> Iterator[str]:
+    """Tensors without values that are not weights."""
+    for name, part in model.named_modules():
+        for leaf, value in (*part._buffers.items(), *vars(part).items()):
+            if isinstance(value, Tensor) and value.is_meta:
+                yield f"transformers does not compute {name}.{leaf}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
@@ -45,15 +45,18 @@ def load_weights(
         )
     if stored := quantization_of(settings["config"]):
         settings["config"].quantization_config = {**stored, "dequantize": True}
-    tensor_files(Path(name))  # transformers does not name a broken file
     with as_input_error(f"Cannot load the weights of {name}", COPY_AGAIN):
-        model, found = kind.from_pretrained(
-            name,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
-            **settings,
-        )
+        try:
+            model, found = kind.from_pretrained(
+                name,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+                **settings,
+            )
+        except Exception:
+            tensor_files(Path(name))  # transformers does not name a broken file
+            raise
     missing, unexpected = found["missing_keys"], found["unexpected_keys"]
     if new_head:
         missing = {one for one in missing if not one.startswith(HEAD)}
@@ -63,29 +66,50 @@ def load_weights(
     return model  # type: ignore[no-any-return]
 
 
-def tensor_files(folder: Path) -> dict[str, list[str]]:
-    """The names of a folder's safetensors files that hold each tensor, from their heads.
+def tensor_files(folder: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """What the heads of a folder's safetensors files say.
+
+    Returns:
+        for each tensor the names of the files that hold it, and the names of files that cannot be
+        read and that transformers does not read either, such as an incomplete copy of the weights
+        in another format.
 
     Raises:
-        InputError: a file is broken or cut short.
+        InputError: a file of the model is broken or cut short.
     """
     found: dict[str, list[str]] = {}
+    unreadable = []
+    index = _index_of(folder)
+    needed = {*index.values()} if index else {SAFE_WEIGHTS_NAME}
     for path in sorted(folder.glob("*.safetensors")):
-        with (
-            as_input_error(f"Cannot load the weights of {path}", COPY_AGAIN),
-            safe_open(path, "pt") as file,
-        ):
-            for name in file.keys():  # noqa: SIM118, it is no dictionary
-                found.setdefault(name, []).append(path.name)
-    return found
+        try:
+            with (
+                as_input_error(f"Cannot load the weights of {path}", COPY_AGAIN),
+                safe_open(path, "pt") as file,
+            ):
+                names = list(file.keys())
+        except InputError:
+            if path.name in needed:
+                raise
+            unreadable.append(path.name)
+            continue
+        for name in names:
+            found.setdefault(name, []).append(path.name)
+    return found, unreadable
+
+
+def _index_of(folder: Path) -> dict[str, str]:
+    """The file of each tensor where several files hold a model; else empty."""
+    path = folder / SAFE_WEIGHTS_INDEX_NAME
+    if not path.is_file():
+        return {}
+    files: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    return files
 
 
 def _with_files(folder: Path, names: Collection[str]) -> list[str]:
     """Names of tensors, each with the file that should hold it where an index says so."""
-    index = folder / SAFE_WEIGHTS_INDEX_NAME
-    if not names or not index.is_file():
-        return list(names)
-    files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    files = _index_of(folder) if names else {}
     return [f"{name} in {files[name]}" if name in files else name for name in names]
 
 

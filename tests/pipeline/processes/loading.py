@@ -95,12 +95,32 @@ def place_of_weights(model: PreTrainedModel) -> str:
     return "elsewhere" if all(one.is_meta for one in trunk.values()) else "here"
 
 
+def spoil(folder: Path, keeper: int) -> None:
+    """Overwrite with NaN what only the other one of two processes needs.
+
+    Process 0 has the first half of a tensor's rows, and one more if their number is odd.
+    """
+    for path in folder.glob("*.safetensors"):
+        data = bytearray(path.read_bytes())
+        length = int.from_bytes(data[:8], "little")
+        head = json.loads(data[8 : 8 + length])
+        head.pop("__metadata__")
+        for one in head.values():
+            begin, end = (8 + length + offset for offset in one["data_offsets"])
+            rows = one["shape"][0]
+            middle = begin + (end - begin) // rows * ((rows + 1) // 2)
+            others = (middle, end) if keeper == 0 else (begin, middle)
+            data[slice(*others)] = b"\xff" * (others[1] - others[0])
+        path.write_bytes(data)
+
+
 def spoiled_is_same(accelerator: Accelerator, folder: Path) -> bool:
     """Whether a process's part is that of the plain model if all else in its files is spoiled."""
     fsdp, mine = Sharding("fsdp"), folder / f"spoiled.{rank()}"
     plain = trained(accelerator, load_causal_lm(str(folder / "several files"), held="whole"), fsdp)
     model = load_causal_lm(str(mine), held="files")
     assert place_of_weights(model) == "files"
+    spoil(mine, keeper=rank())
     found = trained(accelerator, model, fsdp)
     return all(one.equal(other) for one, other in zip(plain, found, strict=True))
 
@@ -198,6 +218,8 @@ def main(path: str) -> None:
         "experts": (policy("experts"), trained, fsdp),
         "other files": (policy(f"other.{rank()}"), trained, fsdp),
     }
+    different = {"files of the same sizes": policy(f"same sizes.{rank()}")}
+    loads = {name: load for name, (load, *_) in cases.items()} | different
     refused = {
         "broken": lambda: load_causal_lm(str(folder / "broken"), held="files"),
         "lacking": lambda: load_causal_lm(str(folder / "lacking"), held="files"),
@@ -205,7 +227,7 @@ def main(path: str) -> None:
     }
     found = {
         "refusals": {name: refusal(work) for name, work in refused.items()},
-        "places": {name: place_of_weights(case[0]("files")) for name, case in cases.items()},
+        "places": {name: place_of_weights(load("files")) for name, load in loads.items()},
         "same": {name: is_same(accelerator, *case) for name, case in cases.items()},
         "spoiled": spoiled_is_same(accelerator, folder),
         # what is imported on first use is there

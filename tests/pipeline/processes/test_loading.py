@@ -29,25 +29,7 @@ BY_PARTS = (
     *("several files", "bf16 files"),
 )
 SENT = ("tied, but two matrices", "pytorch_model.bin", "experts", "other files")
-
-
-def spoil(folder: Path, keeper: int) -> None:
-    """Overwrite with NaN what only the other one of two processes needs.
-
-    Process 0 has the first half of a tensor's rows, and one more if their number is odd.
-    """
-    for path in folder.glob("*.safetensors"):
-        data = bytearray(path.read_bytes())
-        length = int.from_bytes(data[:8], "little")
-        head = json.loads(data[8 : 8 + length])
-        head.pop("__metadata__")
-        for one in head.values():
-            begin, end = (8 + length + offset for offset in one["data_offsets"])
-            rows = one["shape"][0]
-            middle = begin + (end - begin) // rows * ((rows + 1) // 2)
-            others = (middle, end) if keeper == 0 else (begin, middle)
-            data[slice(*others)] = b"\xff" * (others[1] - others[0])
-        path.write_bytes(data)
+NOT_ONE_MODEL = "files of the same sizes"  # in which the processes have different weights
 
 
 def build_small_ones(folder: Path) -> None:
@@ -66,7 +48,8 @@ def build_small_ones(folder: Path) -> None:
     assert len(list((folder / "several files").glob("*.safetensors"))) > 2
     for rank in (0, 1):
         shutil.copytree(folder / "several files", folder / f"spoiled.{rank}")
-        spoil(folder / f"spoiled.{rank}", keeper=rank)
+        shutil.copytree(folder / "uneven", folder / f"same sizes.{rank}")
+    refill(folder / "same sizes.1" / "model.safetensors")
     shutil.copytree(folder / "uneven", folder / "other.0")
     shutil.copytree(folder / "several files", folder / "other.1")
     LlamaForCausalLM.from_pretrained(folder / "uneven").bfloat16().save_pretrained(folder / "bf16")
@@ -77,6 +60,14 @@ def build_small_ones(folder: Path) -> None:
     uneven.config.save_pretrained(folder / "two")
     experts = MixtralConfig(vocab_size=64, num_local_experts=4, **SIZES)
     MixtralForCausalLM(experts).save_pretrained(folder / "experts")
+
+
+def refill(path: Path) -> None:
+    """Overwrite the weights in a file, as a later checkpoint of the same model would."""
+    tensors = {name: torch.full_like(one, 2.0) for name, one in load_file(path).items()}
+    size = path.stat().st_size
+    save_file(tensors, path, {"format": "pt"})
+    assert path.stat().st_size == size
 
 
 def take_a_tensor_away(folder: Path) -> tuple[str, str]:
@@ -128,7 +119,8 @@ def test_weights_buffers_losses_and_steps_are_the_same_bit_for_bit(found) -> Non
 
 def test_weights_stay_in_files_that_hold_them_as_the_model_does(found) -> None:
     for one, sent in zip(found, ("here", "elsewhere"), strict=True):
-        assert one["places"] == dict.fromkeys(BY_PARTS, "files") | dict.fromkeys(SENT, sent)
+        wanted = dict.fromkeys(BY_PARTS, "files") | dict.fromkeys((*SENT, NOT_ONE_MODEL), sent)
+        assert one["places"] == wanted
 
 
 def test_one_line_says_why_the_main_process_sends_the_weights(folder: Path, found) -> None:
@@ -142,6 +134,8 @@ def test_one_line_says_why_the_main_process_sends_the_weights(folder: Path, foun
     for name, reason in reasons.items():
         words = f"The main process reads {folder / name} and sends its weights: {reason}."
         assert said.count(words) == 2, name  # once for each time that the program loads it
+    words = f"The main process reads {folder / 'same sizes.0'} and sends its weights: rank 1"
+    assert len([one for one in said if one.startswith(words)]) == 1
     assert not [one for one in said if f"reads {folder / 'tiny'} " in one]
 
 

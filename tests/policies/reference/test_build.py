@@ -1,6 +1,7 @@
 """`rlhf reference` on the tiny model: jobs and processes share the work, and nothing is lost."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -290,3 +291,27 @@ def test_what_cannot_be_divided_or_offloaded_is_refused(
         "optimizer state, which only training has\n  Use --sharding fsdp" in capsys.readouterr().err
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_machines_with_different_copies_of_the_model_are_refused(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Each process has a working directory of its own, as on machines with local disks."""
+    for rank in (0, 1):
+        shutil.copytree(tiny_model, tmp_path / str(rank) / "model")
+        (tmp_path / str(rank) / "prompts.jsonl").write_text('{"prompt": "w1 w2"}\n')
+    weights = tmp_path / "1" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4000] + bytes(4000))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from rlhf.cli import main\n"
+        "os.chdir(Path(__file__).parent / os.environ['RANK'])\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    paths = ("--prompts", "prompts.jsonl", "--model", "model", "--out", "out")
+    done = run_group(2, program, "reference", *paths, "--sharding", "fsdp")
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert "The processes differ: input model is " in done.stderr
+    assert not (tmp_path / "0" / "out" / "outputs").exists()
