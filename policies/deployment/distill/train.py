@@ -90,7 +90,7 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
                 "teacher": count_parameters(teacher["path"]),
                 "student": network.num_parameters(),
             },
-            "amount": describe_amount(settings, lengths, samples=1, on_policy=settings.on_policy),
+            "amount": _amount(settings, lengths, store),
             **ending(trainer, settings, inputs, use, began),
         }
         finish(trainer, network, tokenizer, run.policy, report)
@@ -168,6 +168,20 @@ def _read_rows(store: ReferenceStore) -> Rows:
 def _length(row: dict[str, Any]) -> Length:
     answer = sum(row["completion_mask"])
     return len(row["input_ids"]) - answer, answer
+
+
+def _amount(
+    settings: DistillSettings, lengths: dict[str, list[Length]], store: ReferenceStore
+) -> dict[str, Any]:
+    prompts = {split: len(store.by_prompt(split)) for split in SPLITS}
+    return describe_amount(
+        settings,
+        lengths,
+        prompts=prompts["train"],
+        held_out=prompts["test"],
+        samples=store.manifest["samples_per_prompt"],
+        on_policy=settings.on_policy,
+    )
 
 
 def _arguments(settings: DistillSettings) -> GKDConfig:

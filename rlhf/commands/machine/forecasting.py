@@ -33,6 +33,23 @@ OTHER_WEIGHTS: dict[Stage, Stage] = {
 }
 
 
+# What a run tells of the other stages, which read the same prompts; a later line
+# overrules an earlier one. Demonstrations, and the outputs of a teacher, are other texts.
+SHARED: dict[Stage, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("dpo_lora", "dpo"), ("prompts", "held_out", "prompt_tokens", "response_tokens")
+    ),
+    **dict.fromkeys(
+        ("ppo_lora", "ppo"), ("prompts", "held_out", "samples", "prompt_tokens", "response_tokens")
+    ),
+    **dict.fromkeys(
+        ("reward_lora", "reward"),
+        ("prompts", "held_out", "responses", "prompt_tokens", "response_tokens"),
+    ),
+    "reference": ("prompts", "held_out", "samples", "prompt_tokens", "response_tokens"),
+}
+
+
 def forecasts(
     settings: Settings, shape: Shape, student: Shape, price_per_hour: float
 ) -> dict[str, Any]:
@@ -44,8 +61,9 @@ def forecasts(
     trials = _trials(settings)
     rate, source = _rate(settings, list(trials.values()))
     common = Amount()
-    for trial in trials.values():
-        common = common.changed(trial.reported)
+    for stage, names in SHARED.items():
+        if trial := trials.get(stage):
+            common = common.changed({name: trial.reported.get(name) for name in names})
     found: dict[str, Any] = {}
     for stage in TITLES:
         nearest = trials.get(stage) or trials.get(OTHER_WEIGHTS.get(stage, stage))

@@ -1,5 +1,5 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,7 @@ from rlhf.commands.machine.plan import AmountSettings, Settings, read_student
 from rlhf.config import flag_of
 from rlhf.config.paths import setting_names
 from rlhf.errors import InputError
-from rlhf.planning.forecast import TITLES
+from rlhf.planning.forecast import TITLES, Amount
 from rlhf.planning.planner import read_shape
 from rlhf.run.rundir import RunDir
 from tests.policies.sft.demonstrations import LINES
@@ -267,8 +267,13 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
     assert found["stages"]["dpo"]["amount"]["pairs"] == 5  # of four responses, of which two tie
     amount = found["stages"]["distill"]["amount"]
     stored = RunDir(runs["distill"]).read_report()["outputs"]
-    assert (amount["prompts"], amount["held_out"]) == (stored["train"], stored["test"])
-    assert (amount["samples"], amount["on_policy"]) == (1, 1.0)
+    for split, name in (("train", "prompts"), ("test", "held_out")):
+        assert amount[name] == found["stages"]["reference"]["amount"][name]
+        assert amount[name] * amount["samples"] == stored[split]
+    assert amount["on_policy"] == 1
+    assert plan.run(replace(settings, like=like[::-1]))["forecast"]["stages"] == found["stages"]
+    others = plan.run(replace(settings, like=(runs["sft"], runs["distill"])))["forecast"]["stages"]
+    assert others["reward"]["amount"] == asdict(Amount())
     longer = replace(settings, amount=AmountSettings(steps=4, epochs=3))
     one, other = plan.run(longer)["forecast"]["stages"], found["stages"]
     assert one["ppo"]["seconds"]["training"] == pytest.approx(
