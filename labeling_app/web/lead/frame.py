@@ -29,6 +29,7 @@ from labeling_app.web.lead.templates import PAGES, load_templates
 from rlhf.endpoints.request_bodies import BodyError, read_body, read_json
 from rlhf.errors import InputError
 
+BROKEN = "lead/broken.html"
 MAX_BODY_BYTES = 300_000
 Filter = Callable[..., str]
 SHARED_FILES = {name: PAGES / "lead" / name for name in ("lead.css", "lead.js")}
@@ -78,6 +79,13 @@ class LeadFrame:
         """A page for whoever sends the request, from a template in `pages/`."""
         text = self.render(template, sender_of(request), request.scope["path"], **values)
         return html_page(text, status_code)
+
+    def broken_page(
+        self, request: Request, title: str, error: InputError, *, status_code: int = 500
+    ) -> HTMLResponse:
+        """A page that says which file of the server is broken, and what to do."""
+        values = {"title": title, "error": error}
+        return self.page(request, BROKEN, status_code=status_code, **values)
 
     def render(self, template: str, sender: User, path: str, **values: Any) -> str:
         """The HTML of a page; every value is escaped."""

@@ -92,10 +92,11 @@ class Measurements:
         """
         async with self._turn:
             if self._last is None or await self._is_old(self._last):
-                began = time.monotonic()
-                self._last = await to_process.run_sync(measure, self._store.connections.path)
-                now = time.monotonic()
-                self._rests_until = now + self._rest * (now - began)
+                try:
+                    self._last = await to_process.run_sync(measure, self._store.connections.path)
+                finally:  # a file that cannot be measured is not tried at every look either
+                    took = self._last.seconds if self._last else 0.0
+                    self._rests_until = time.monotonic() + self._rest * took
             return self._last
 
     async def soon(self, patience_seconds: float = PATIENCE_SECONDS) -> Measured:
@@ -125,7 +126,8 @@ class Measurements:
             # Others may wait for it, too: whoever leaves does not end it.
             await asyncio.wait([measuring], timeout=None if before is None else patience_seconds)
         if before is None or measuring.done():
-            self._measuring = None
+            if self._measuring is measuring:  # else somebody has begun another one meanwhile
+                self._measuring = None
             return measuring.result()
         return before
 

@@ -11,6 +11,7 @@ from labeling_app.quality.report import open_work, state_of_rankings
 from labeling_app.web.lead.frame import LeadFrame
 from labeling_app.web.lead.measured import FILTERS, Measured, Measurements
 from labeling_app.web.lead.served import Compare, compared_policies
+from rlhf.errors import InputError
 
 PATH = "/lead/quality"
 TEMPLATE = "lead/quality.html"
@@ -41,7 +42,10 @@ def add_quality_page(
 
     @app.get(PATH)
     async def quality(request: Request) -> HTMLResponse:
-        measured = await measurements.soon()
+        try:
+            measured = await measurements.soon()
+        except InputError as error:  # nothing else can be served from this database either
+            return frame.broken_page(request, "Quality", error, status_code=503)
         return frame.page(request, TEMPLATE, **await to_thread.run_sync(values, measured))
 
     @app.get("/dashboard")

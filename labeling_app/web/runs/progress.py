@@ -11,13 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from labeling_app.web.runs.loop_file import LoopFile
-from rlhf.run.loops.commands import read_commands
+from rlhf.run.loops.commands import FOLDERS, read_commands, run_folder
 from rlhf.run.rundir import RunDir
 from rlhf.run.telemetry.work import duration
 from rlhf.run.watchdog import running_heartbeat
-
-# run folders; other commands only have heartbeats, in a folder of their name
-FOLDERS = {"train-reward": "reward", "reference": "reference", "ppo": "ppo", "evaluate": "evaluate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +130,8 @@ def _stage(
     own = [one for one in entries if (one["round"], one["stage"]) == (number, name)]
     earlier = [one["seconds"] for one in entries if one["stage"] == name and one["exit_code"] == 0]
     usual = earlier[-1] if earlier else None
-    folder = file.out / f"round-{number}" / FOLDERS.get(name, name)
-    if _is_done(entries, own, folder if name in FOLDERS else None):
+    run = run_folder(file.run, number, name)
+    if _is_done(entries, own, run.path if name in FOLDERS else None):
         return StageView(name=name, status="done", seconds=_seconds(own))
     if not own:
         return StageView(name=name, status="not started", left_seconds=usual)
@@ -143,7 +140,7 @@ def _stage(
     seconds = time.time() - datetime.fromisoformat(own[-1]["started_at"]).timestamp()
     left = None if usual is None or seconds > usual else usual - seconds
     running = StageView(name=name, status="running", seconds=max(0.0, seconds), left_seconds=left)
-    return _counted(running, RunDir(folder))
+    return _counted(running, run)
 
 
 def _is_done(

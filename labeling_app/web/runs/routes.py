@@ -1,5 +1,6 @@
 """The Runs page, what its buttons send, and the reports of the rounds."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,11 @@ from labeling_app.web.runs.page import FILTERS, content
 from labeling_app.web.runs.progress import report_path
 from rlhf.diagnose import as_input_error
 from rlhf.endpoints.request_bodies import BodyError, read_json
-from rlhf.errors import InputError
+from rlhf.errors import InputError, RlhfError
 from rlhf.records.documents import REMEDY
 
 PATH = "/lead/runs"
 FILES = Path(__file__).parents[1] / "pages" / "runs"
-BROKEN = "runs/broken.html"
 STAGES = ("evaluate", "reward")
 MAX_BODY_BYTES = 20_000
 MAX_ROUND = 100_000
@@ -46,7 +46,7 @@ def add_runs_page(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
         try:
             return frame.page(request, "runs/runs.html", **_content(process))
         except InputError as error:
-            return frame.page(request, BROKEN, status_code=500, error=error)
+            return frame.broken_page(request, "Runs", error)
 
     @app.get(f"{PATH}/state")
     def state() -> HTMLResponse:
@@ -74,7 +74,7 @@ def _add_reports(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
         try:
             text = _read_report(process, number, stage) if known else None
         except InputError as error:
-            return frame.page(request, BROKEN, status_code=500, error=error)
+            return frame.broken_page(request, "Runs", error)
         if text is None:
             raise HTTPException(status_code=404, detail="There is no such report.")
         return HTMLResponse(text, headers={HEADER: policy_of_report(text)})
@@ -87,7 +87,13 @@ def _content(process: LoopProcess) -> Payload:
         InputError: a file of the loop is broken, also one whose JSON has other content.
     """
     with as_input_error(f"A file in {process.file.out} is not what rlhf loop writes", REMEDY):
-        return content(process)
+        try:
+            return content(process)
+        except RlhfError:
+            raise
+        except Exception:  # of a library or of ours: the page names the folder, the log the line
+            logging.getLogger(__name__).exception("The page Runs cannot be made")
+            raise
 
 
 def _read_report(process: LoopProcess, number: int, stage: str) -> str | None:

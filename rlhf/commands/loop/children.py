@@ -21,7 +21,7 @@ from rlhf.commands.loop.stages import Stage
 from rlhf.errors import InterruptedRunError, RlhfError
 from rlhf.records.jsonl import write_json
 from rlhf.run.locks import take
-from rlhf.run.loops.commands import read_commands, with_seconds
+from rlhf.run.loops.commands import read_commands, with_last_seconds
 from rlhf.run.loops.pausing import read_pause
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import beat
@@ -75,7 +75,7 @@ def run_stage(
     wait_for_earlier_child(run)
     say(f"\nRound {stage.number}: {shlex.join([*launch, 'rlhf', *stage.words])}")
     beat(f"round {stage.number}: {stage.name}", stage.number)
-    entries = with_seconds(run, read_commands(run))  # all have ended
+    entries = with_last_seconds(run, read_commands(run))  # all have ended
     began = time.time()
     entry = {"round": stage.number, "stage": stage.name, "command": ["rlhf", *stage.words]}
     entry |= {"started_at": datetime.now(UTC).isoformat(timespec="seconds"), **facts}

@@ -7,7 +7,9 @@ from typing import Any
 from rlhf.records.documents import read_document
 from rlhf.run.rundir import RunDir
 
-ON_DEVICES = ("generate", "round", "annotate")  # of the commands without a run folder
+ON_DEVICES = ("generate", "round", "annotate")  # of the commands that have no run folder
+# Run folders in that of a round; other commands have only heartbeats, in a folder of their name.
+FOLDERS = {"train-reward": "reward", "reference": "reference", "ppo": "ppo", "evaluate": "evaluate"}
 
 
 def read_commands(run: RunDir) -> list[dict[str, Any]]:
@@ -25,10 +27,10 @@ def read_commands(run: RunDir) -> list[dict[str, Any]]:
     return entries
 
 
-def with_seconds(run: RunDir, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries, of which the last one has seconds even if the loop was killed before its end.
+def with_last_seconds(run: RunDir, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The entries, the last one with its seconds even if the loop was killed before its end.
 
-    These are counted until the last heartbeat of its command, as those of a stage that was killed.
+    It counts until its last heartbeat, as a stage that was killed; without one it has no seconds.
 
     Args:
         run: of the loop.
@@ -37,18 +39,30 @@ def with_seconds(run: RunDir, entries: Sequence[Mapping[str, Any]]) -> list[dict
     found = [dict(one) for one in entries]
     if found and found[-1]["exit_code"] is None:
         last = found[-1]
-        folder = RunDir(run.path / f"round-{last['round']}" / last["stage"])
+        folder = run_folder(run, last["round"], last["stage"])
         began = datetime.fromisoformat(last["started_at"]).timestamp()
         beats = [one.stat().st_mtime for one in folder.heartbeat.glob("rank-*.json")]
-        last["seconds"] = round(max([began, *beats]) - began, 1)
+        if beats and max(beats) >= began:
+            last["seconds"] = round(max(beats) - began, 1)
     return found
+
+
+def run_folder(run: RunDir, number: int, stage: str) -> RunDir:
+    """Where a stage of a round writes, at least its heartbeat.
+
+    Args:
+        run: of the loop.
+        number: of the round, from 0.
+        stage: its command.
+    """
+    return RunDir(run.path / f"round-{number}" / FOLDERS.get(stage, stage))
 
 
 def seconds_on_devices(run: RunDir) -> float:
     """Seconds of all attempts of the commands that use a device and have no run folder.
 
-    Each of them uses one device: `generate`, `round` and `annotate`. What others use is in their
-    stage.json.
+    These are `generate`, `round` and `annotate`; each counts as one device for as long as it runs,
+    also while a judge's endpoint answers. What others use is in their stage.json.
     """
-    entries = with_seconds(run, read_commands(run))
+    entries = with_last_seconds(run, read_commands(run))
     return sum(float(one.get("seconds", 0)) for one in entries if one["stage"] in ON_DEVICES)
