@@ -126,7 +126,7 @@ class Measurements:
             # Others may wait for it, too: whoever leaves does not end it.
             await asyncio.wait([measuring], timeout=None if before is None else patience_seconds)
         if before is None or measuring.done():
-            if self._measuring is measuring:  # else somebody has begun another one meanwhile
+            if self._measuring is measuring:
                 self._measuring = None
             return measuring.result()
         return before

@@ -137,26 +137,6 @@ def test_a_database_that_cannot_be_measured_has_a_page_that_says_so(
     assert '<nav aria-label="Pages for leads">' in answer.text
 
 
-def test_a_measurement_that_others_have_begun_is_not_forgotten(store, rank):
-    rank(1)
-    measurements = Measurements(store, rest=0.0)
-
-    async def run() -> None:
-        waiting = [asyncio.create_task(measurements.soon()) for _ in range(5)]
-        for one in asyncio.as_completed(waiting):
-            await one
-            rank(2)
-            begun = asyncio.create_task(measurements.soon(0.0))
-            await begun
-            assert measurements._measuring is not None
-            break
-        await asyncio.gather(*waiting)
-        assert measurements._measuring is not None  # of the one that came later
-        assert done(await measurements.newest()) == [2]
-
-    run_async(run())
-
-
 def test_it_rests_after_a_measurement(store, rank):
     rank(1)
     measurements = Measurements(store, rest=1000.0)
