@@ -1,4 +1,4 @@
-"""The step of the schema by which a submit costs the same however much its annotator has done."""
+"""The steps of the schema by which a submit costs the same however much its annotator has done."""
 
 _IS_DONE = "({0}.live = 1 AND {0}.task_id IS NOT NULL)"
 _IS, _WAS = _IS_DONE.format("NEW"), _IS_DONE.format("OLD")
@@ -35,4 +35,19 @@ OWN_WORK = (
         BEGIN {_GO_BACK}; END""",
     f"""CREATE TRIGGER start_again AFTER UPDATE OF priority, purpose, only_for, reserved ON tasks
         WHEN {_ORDER.format("NEW")} IS NOT {_ORDER.format("OLD")} BEGIN DELETE FROM passed; END""",
+)
+
+_WHERE_PASSED = "UPDATE passed SET priority = NEW.priority, id = NEW.id WHERE priority"
+_GO_BACK_BY_INDEX = f"""{_WHERE_PASSED} < NEW.priority;
+              {_WHERE_PASSED} = NEW.priority AND id > NEW.id"""
+
+# With `_GO_BACK` every opened task was compared with every person's place.
+INDEXED_PLACES = (
+    "CREATE INDEX passed_by_place ON passed (priority, id)",
+    "DROP TRIGGER go_back_to_opened",
+    f"""CREATE TRIGGER go_back_to_opened AFTER UPDATE OF open ON tasks
+        WHEN NEW.open > OLD.open AND {_QUEUED} BEGIN {_GO_BACK_BY_INDEX}; END""",
+    "DROP TRIGGER go_back_to_new",
+    f"""CREATE TRIGGER go_back_to_new AFTER INSERT ON tasks WHEN {_QUEUED}
+        BEGIN {_GO_BACK_BY_INDEX}; END""",
 )

@@ -17,7 +17,7 @@ by triggers so that nobody counts rows.
 
 from labeling_app.db.files.import_names import IMPORT_NAMES
 from labeling_app.db.files.imported_judgments import IMPORTED_JUDGMENTS
-from labeling_app.db.files.own_work import OWN_WORK
+from labeling_app.db.files.own_work import INDEXED_PLACES, OWN_WORK
 from labeling_app.db.files.schema_people import INVITATIONS, TEAMS, USERS
 
 APPLICATION_ID = (
@@ -393,4 +393,5 @@ STEPS: dict[str, tuple[str, ...]] = {
     "020_import_names": IMPORT_NAMES,
     "021_teams": TEAMS,
     "022_own_work": OWN_WORK,
+    "023_indexed_places": INDEXED_PLACES,
 }

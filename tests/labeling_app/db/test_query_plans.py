@@ -32,7 +32,7 @@ def plan_of(store, statement: str) -> list[str]:
 
 def test_nothing_is_scanned_or_sorted(store, statements):
     assert len(statements) > 10
-    # `totals` has five rows whatever the file holds, and `passed` one a person and source.
+    # `totals` has five rows whatever the file holds. What triggers do is not in a plan: below.
     harmless = {"SCAN totals"}
     steps = {(step, one) for one in statements for step in plan_of(store, one)} - {
         (step, one) for one in statements for step in harmless
@@ -77,6 +77,34 @@ def test_a_submit_takes_as_many_steps_after_400_tasks_as_after_20(store, queue, 
     steps_of_submits(store, board, ["ann"], 380)
     assert steps_of_submits(store, board, ["ann", "bob"], 5) <= 1.05 * few
     assert num_done(store.connections, "ann") == 10 + 5 + 380 + 5
+
+
+def steps_of_more_overlap(store, people: int) -> int:
+    """The steps in which all tasks are opened again, where so many people have passed them."""
+    num_steps = 0
+
+    def step() -> int:
+        nonlocal num_steps
+        num_steps += 1
+        return 0
+
+    db = store.connections.db
+    db.execute("DELETE FROM passed")
+    for number in range(people):
+        db.execute("INSERT OR IGNORE INTO annotators VALUES (?, 'human', 0)", [str(number)])
+        db.execute("INSERT INTO passed VALUES (?, 'null', 0, 10000)", [str(number)])
+    db.conn.commit()
+    db.conn.set_progress_handler(step, 1)
+    set_overlap(store.connections, people)
+    db.conn.set_progress_handler(None, 1)
+    assert db.execute("SELECT DISTINCT priority, id FROM passed").fetchall() == [(0.0, 1)]
+    return num_steps
+
+
+def test_opening_tasks_does_not_compare_each_with_every_person(store, fill):
+    fill(400, 2)
+    few = steps_of_more_overlap(store, 2)
+    assert steps_of_more_overlap(store, 202) < few + 200 * 100
 
 
 def test_a_hidden_repeat_reads_ones_own_rankings_only(store, queue):
