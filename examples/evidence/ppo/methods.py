@@ -35,6 +35,7 @@ from examples.evidence.human_labels.people import (
     story_prompts,
     train_rewards,
 )
+from rlhf.errors import InputError
 from rlhf.records.ranked import read_ranked
 from rlhf.run.rundir import RunDir
 
@@ -43,14 +44,24 @@ COLORS = ("#1d4ed8", "#0f766e", "#b45309", "#7e22ce")
 
 
 def measure(config: Config, out: Path) -> Config:
-    """Try every setting of every method, then train the chosen ones with all seeds."""
+    """Try every setting of every method, then train the chosen ones with all seeds.
+
+    Raises:
+        InputError: `chosen` is not the place of a setting.
+    """
+    for name, method in config["methods"].items():
+        if method.get("chosen", 0) not in range(len(method["tries"])):
+            raise InputError(
+                f"`chosen` of {name} is {method['chosen']}, and it has {len(method['tries'])} tries",
+                "Give the place of one of them, from 0, or leave it out to try all.",
+            )
     people, seed = resolved(config)["people"], config["seeds"][0]
     people.pop("config", None)  # the file that it was read from
     pairs = read_pairs(people["data"])
     accuracies = train_rewards(people, pairs, out, config["labels"])
     firsts = first_sentences(pairs["heldout"])
-    tries = any("chosen" not in method for method in config["methods"].values())
-    for judged_on, name in REFERENCES.items() if tries else [("test", REFERENCES["test"])]:
+    is_tuned = all("chosen" in method for method in config["methods"].values())
+    for judged_on, name in REFERENCES.items() if not is_tuned else [("test", REFERENCES["test"])]:
         stories = story_prompts(people | {"judged_on": judged_on}, firsts)
         if judged_on == "validation":  # policies train on the beginnings of the other store
             stories = [story for story in stories if story.prompt.split == "test"]
@@ -186,8 +197,8 @@ def plot(result: Config) -> Figure:
     x, y = [root(point["nats"]) for point in curve], [point["gain"] for point in curve]
     axes.plot(x, y, color="#64748b", linewidth=1.2, label=f"best of 1 to {curve[-1]['n']}")
     axes.axhline(0, color="#94a3b8", linewidth=1)
-    tries = any(of["tried"] for of in result["methods"].values())
-    hollow = " (hollow: settings tried on validation beginnings)" if tries else ""
+    has_tries = any(of["tried"] for of in result["methods"].values())
+    hollow = " (hollow: settings tried on validation prompts)" if has_tries else ""
     axes.set_xlabel(f"√ of the reverse KL, nats{hollow}")
     axes.set_ylabel("gain in the score of other people's labels")
     axes.spines[["top", "right"]].set_visible(False)
