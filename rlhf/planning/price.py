@@ -41,7 +41,7 @@ def cost_of_stages(runs: Sequence[RunDir], price_per_hour: float | None) -> Cost
 
 
 def cost_of_loop(run: RunDir, price_per_hour: float | None) -> Cost:
-    """What all rounds of a loop have cost until now: all stages, and commands that have no run folder.
+    """What all rounds of a loop have cost until now: also commands that have no run folder.
 
     Args:
         run: of the loop.

@@ -52,7 +52,7 @@ def measure(config: Config, out: Path) -> Config:
     for name, method in config["methods"].items():
         if method.get("chosen", 0) not in range(len(method["tries"])):
             raise InputError(
-                f"`chosen` of {name} is {method['chosen']}, and it has {len(method['tries'])} tries",
+                f"{name} has {len(method['tries'])} tries, and `chosen` is {method['chosen']}",
                 "Give the place of one of them, from 0, or leave it out to try all.",
             )
     people, seed = resolved(config)["people"], config["seeds"][0]
