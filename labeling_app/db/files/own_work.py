@@ -1,7 +1,7 @@
 """The steps of the schema by which a submit costs the same however much its annotator has done."""
 
 _IS_DONE = "({0}.live = 1 AND {0}.task_id IS NOT NULL)"
-_IS, _WAS = _IS_DONE.format("NEW"), _IS_DONE.format("OLD")
+_DONE_NOW, _DONE_BEFORE = _IS_DONE.format("NEW"), _IS_DONE.format("OLD")
 _ADD = """INSERT INTO own_work VALUES (NEW.annotator, {0})
           ON CONFLICT DO UPDATE SET done = done + {0}"""
 _QUEUED = "NEW.open > 0 AND NEW.only_for IS NULL AND NEW.purpose IN ('rank', 'compare')"
@@ -16,10 +16,10 @@ OWN_WORK = (
         done INTEGER NOT NULL) WITHOUT ROWID""",
     f"""INSERT INTO own_work SELECT annotator, COUNT(*) FROM rankings r
         WHERE {_IS_DONE.format("r")} GROUP BY annotator""",
-    f"""CREATE TRIGGER count_new_work AFTER INSERT ON rankings WHEN {_IS}
+    f"""CREATE TRIGGER count_new_work AFTER INSERT ON rankings WHEN {_DONE_NOW}
         BEGIN {_ADD.format(1)}; END""",
-    f"""CREATE TRIGGER count_work AFTER UPDATE OF live, task_id ON rankings WHEN {_IS} <> {_WAS}
-        BEGIN {_ADD.format(f"({_IS} - {_WAS})")}; END""",
+    f"""CREATE TRIGGER count_work AFTER UPDATE OF live, task_id ON rankings
+        WHEN {_DONE_NOW} <> {_DONE_BEFORE} BEGIN {_ADD.format(f"({_DONE_NOW} - {_DONE_BEFORE})")}; END""",
     # How far an annotator has come in a queue (`source` is JSON, null for everybody's): no task
     # before this place is left for them, so nobody looks through what they did and others have
     # yet to do. A task that is opened, added or moved takes them back to it.

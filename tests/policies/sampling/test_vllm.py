@@ -178,7 +178,7 @@ def test_it_multiplies_the_integers_of_int4(wide: Path, bf16: Accelerator, tmp_p
 
 def test_on_cpus_it_refuses_int8(wide: Path, bf16: Accelerator, tmp_path: Path) -> None:
     folder = quantized(wide, "int8", tmp_path / "int8")
-    with pytest.raises(InputError, match="vLLM does not start with") as caught:
+    with pytest.raises(InputError, match="vLLM does not start with"):
         VLLM(str(folder), bf16, 64, requests=3, is_frozen=True)
 
 
