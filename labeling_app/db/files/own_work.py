@@ -19,7 +19,8 @@ OWN_WORK = (
     f"""CREATE TRIGGER count_new_work AFTER INSERT ON rankings WHEN {_DONE_NOW}
         BEGIN {_ADD.format(1)}; END""",
     f"""CREATE TRIGGER count_work AFTER UPDATE OF live, task_id ON rankings
-        WHEN {_DONE_NOW} <> {_DONE_BEFORE} BEGIN {_ADD.format(f"({_DONE_NOW} - {_DONE_BEFORE})")}; END""",
+        WHEN {_DONE_NOW} <> {_DONE_BEFORE}
+        BEGIN {_ADD.format(f"({_DONE_NOW} - {_DONE_BEFORE})")}; END""",
     # How far an annotator has come in a queue (`source` is JSON, null for everybody's): no task
     # before this place is left for them, so nobody looks through what they did and others have
     # yet to do. A task that is opened, added or moved takes them back to it.
