@@ -10,7 +10,6 @@ from accelerate import Accelerator
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import (
-    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -22,14 +21,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from policies.sampling.prefill import prefill
 from rlhf.errors import InputError
-from rlhf.modeling.attention.layout import common_prefix_length
-from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, other_attention
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.log_probs import batches_by_length
 from rlhf.modeling.logits.projection import float32_logits
 from rlhf.modeling.models import context_length
-from rlhf.modeling.tokens import TokenBatch, encode_prompt, join, pad_left
+from rlhf.modeling.tokens import encode_prompt
 from rlhf.records.schema import Prompt, Sampling
 from rlhf.run.watchdog import beat
 
@@ -176,7 +174,7 @@ def _sample_batch(
     drawing = Draw()
     generate: Any = model.generate
     with accelerator.autocast(), float32_logits(model, frozen=True):
-        batch, cache = _begin(model, prompts, int(tokenizer.pad_token_id), accelerator.device)
+        batch, cache = prefill(model, prompts, int(tokenizer.pad_token_id), accelerator.device)
         output = generate(
             input_ids=batch.ids,
             attention_mask=batch.mask.long(),
@@ -187,29 +185,6 @@ def _sample_batch(
     new_ids = output[:, batch.ids.shape[1] :].tolist()
     log_probs = torch.stack(drawing.log_probs, dim=1).tolist()
     return list(zip(new_ids, log_probs, strict=True))
-
-
-def _begin(
-    model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int, device: torch.device
-) -> tuple[TokenBatch, DynamicCache | None]:
-    """The padded prompts, and a cache of the beginning that they share, where that saves enough.
-
-    With such a cache, padding stands after the shared beginning.
-    """
-    padded = pad_left(prompts, pad_id).to(device)
-    common = common_prefix_length(prompts)
-    saved = common * (len(prompts) - 1)
-    if saved < LEAST_SAVING * padded.ids.numel() or other_attention(model.config):
-        return padded, None
-    first = torch.tensor([prompts[0][:common]], device=device)
-    outputs = model(input_ids=first, use_cache=True, logits_to_keep=1)
-    cache = getattr(outputs, "past_key_values", None)
-    if not isinstance(cache, DynamicCache):
-        return padded, None
-    cache.batch_repeat_interleave(len(prompts))
-    rest = pad_left([one[common:] for one in prompts], pad_id).to(device)
-    ids = first.expand(len(prompts), -1)
-    return join(TokenBatch(ids, torch.ones_like(ids, dtype=torch.bool)), rest), cache
 
 
 class Draw(LogitsProcessor):

@@ -85,11 +85,21 @@ ALIKE = {
         [[*LONG, 20, 21, 22], [*LONG, 23, 24, 25], [*LONG, 26, 27, 28]],
         [(1, 260), (3, 3), (3, 1)],
     ),
+    "one prompt three times": ([[5, 6, 7, 8]] * 3, [(1, 3), (3, 1), (3, 1)]),
+    "two prompts twice, of unlike lengths": (
+        [[5, 6, 7, 8], [9, 10], [5, 6, 7, 8], [9, 10]],
+        [(2, 3), (4, 1), (4, 1)],
+    ),
+    "two prompts twice that begin alike": (
+        [[*LONG, *own] for own in ([20] * 90, [23] * 80) for _ in range(2)],
+        [(1, 260), (2, 89), (4, 1)],
+    ),
+    "nothing in common": ([[5, 6, 7], [8, 9, 10]], [(2, 3), (2, 1), (2, 1)]),
 }
 
 
 @pytest.mark.parametrize("case", ALIKE)
-def test_what_prompts_begin_with_in_common_is_read_once(
+def test_what_prompts_have_in_common_is_read_once(
     model: PreTrainedModel, tiny_model: Path, case: str
 ) -> None:
     prompts, expected_reads = ALIKE[case]
@@ -98,7 +108,7 @@ def test_what_prompts_begin_with_in_common_is_read_once(
     model.get_input_embeddings().register_forward_pre_hook(
         lambda _, inputs: reads.append(tuple(inputs[0].shape))
     )
-    samples = sample_responses(accelerator, model, tokenizer, prompts, SAMPLING, 3)
+    samples = sample_responses(accelerator, model, tokenizer, prompts, SAMPLING, len(prompts))
     assert reads[:3] == expected_reads  # the shortest prompt keeps a token of its own
     answers = [one.token_ids for one in samples]
     expected = score_responses(accelerator, model, tokenizer, prompts, answers, TEMPERATURE)

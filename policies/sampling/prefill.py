@@ -1,0 +1,83 @@
+"""Reads once what several prompts share, before `generate` samples from all of them.
+
+Letters: N prompts, P tokens of the longest.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from rlhf.modeling.attention.layout import common_prefix_length
+from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, other_attention
+from rlhf.modeling.tokens import TokenBatch, join, pad_left
+
+
+def prefill(
+    model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int, device: torch.device
+) -> tuple[TokenBatch, DynamicCache | None]:
+    """The padded prompts (N, P), and a cache of what they share, where that saves enough.
+
+    Shared are the prefix of all prompts and, of a prompt that stands several times, all tokens but
+    the last. With a common prefix, padding stands after it.
+    """
+    length, each_once = shared_parts(prompts)
+    if not (length or each_once) or other_attention(model.config):
+        return pad_left(prompts, pad_id).to(device), None
+    rows, cache = _pad_after(length, prompts, pad_id).to(device), None
+    if length:
+        prefix = TokenBatch(rows.ids[:1, :length], rows.mask[:1, :length])
+        if (cache := _read(model, prefix)) is None:
+            return pad_left(prompts, pad_id).to(device), None
+    if not each_once:
+        assert cache is not None
+        cache.batch_repeat_interleave(len(prompts))
+        return rows, cache
+    places = {ids: place for place, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    different = _pad_after(length, list(places), pad_id).to(device)
+    if cache is not None:
+        cache.batch_repeat_interleave(len(places))
+    but_last = TokenBatch(different.ids[:, :-1], different.mask[:, :-1])
+    if (cache := _read(model, but_last, cache)) is None:
+        return pad_left(prompts, pad_id).to(device), None
+    cache.batch_select_indices(torch.tensor([places[tuple(one)] for one in prompts], device=device))
+    return rows, cache
+
+
+def shared_parts(prompts: Sequence[Sequence[int]]) -> tuple[int, bool]:
+    """What is worth reading once.
+
+    Returns:
+        the length of the prefix of all prompts, or 0; and whether each different prompt is read
+        once, however often it is sampled.
+    """
+    width, common = max(map(len, prompts)), common_prefix_length(prompts)
+    different = len(set(map(tuple, prompts)))
+    fewest, least_saving = len(prompts) * width, LEAST_SAVING * len(prompts) * width
+    found = (0, False)
+    for length, each_once in ((common, False), (0, True), (common, True)):
+        own = width - length
+        rest = different * (own - 1) + len(prompts) if each_once else len(prompts) * own
+        if length + rest <= fewest - least_saving:
+            fewest, found = length + rest, (length, each_once)
+    return found
+
+
+def _pad_after(length: int, prompts: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
+    """The prompts with padding after their first tokens, which are the same in all."""
+    prefix = torch.tensor([prompts[0][:length]], dtype=torch.long).expand(len(prompts), -1)
+    rests = pad_left([one[length:] for one in prompts], pad_id)
+    return join(TokenBatch(prefix, torch.ones_like(prefix, dtype=torch.bool)), rests)
+
+
+def _read(
+    model: PreTrainedModel, batch: TokenBatch, cache: DynamicCache | None = None
+) -> DynamicCache | None:
+    """Keys and values of a batch whose first columns are in the cache; None if it has no such."""
+    done = 0 if cache is None else cache.get_seq_length()
+    inputs = batch.model_inputs
+    for name in ("input_ids", "position_ids"):
+        inputs[name] = inputs[name][:, done:]
+    outputs = model(**inputs | {"use_cache": True}, past_key_values=cache, logits_to_keep=1)
+    found = getattr(outputs, "past_key_values", None)
+    return found if isinstance(found, DynamicCache) else None
