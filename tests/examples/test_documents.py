@@ -1,6 +1,7 @@
 """The pages for readers: their links, paths, commands and diagrams are those of the tree."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -104,6 +105,25 @@ def test_the_diagram_of_a_package_shows_its_packages(package: str) -> None:
     shown = packages_in(REPOSITORY / package / "README.md")
     assert shown <= folders(package)
     assert shown >= {name for name in folders(package) if name.count("/") <= 1}
+
+
+def layers_of(package: str) -> list[set[str]]:
+    """The import contract of a package, from the top: which modules stand beside each other."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    [layers] = [one["layers"] for one in contracts if one.get("containers") == [package]]
+    return [set(layer.split(" | ")) for layer in layers]
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:])
+def test_the_diagram_of_a_package_is_in_the_order_of_its_imports(package: str) -> None:
+    page = (REPOSITORY / package / "README.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shown = re.findall(r"^  (\w+)(?:/|\.py)\s", block, flags=re.MULTILINE)
+    layers = layers_of(package)
+    ranks = [rank for name in shown for rank, layer in enumerate(layers) if name in layer]
+    assert len(ranks) == sum(map(len, layers))
+    assert ranks == sorted(ranks)
 
 
 def test_the_table_names_every_command() -> None:
