@@ -64,7 +64,7 @@ def _read_weight(name: str, word: Any) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
-    """Steps of the optimizer."""
+    """Learning rate and number of passes."""
 
     epochs: int = 1
     """Passes over the prompts; more than one tends to overfit. With --head fitted, 0 trains only
@@ -81,15 +81,14 @@ class OptimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """How much a step trains on, and how much is computed at once."""
+    """How many prompts a step trains on, and how much is computed at once."""
 
     prompts: int = 16
     """Prompts per optimizer step, over all processes, each with all its pairs."""
     micro_tokens: int = 2048
     """Tokens per forward and backward pass; affects speed and memory only."""
     share_prompt: bool = True
-    """Encode a prompt once for all its responses; off where the model's attention does not support
-    it."""
+    """Encode each prompt once for all its responses, if the model's attention supports it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
 
@@ -107,8 +106,8 @@ class DataSettings:
     too_long: TooLong = "refuse"
     """For longer inputs: refuse (an error), or truncate (drop the oldest turns)."""
     reads_thinking: bool | None = None
-    """Also read text inside `<think>` tags, in training and scoring. Default: as --model does if
-    that is a reward model, otherwise no."""
+    """Also read text inside `<think>` tags, in training and scoring. Default: as in --model if that
+    is a reward model, otherwise no."""
     limit: str = "100%"
     """Use only this many training prompts, such as 500 or 1%. A larger limit includes the prompts
     of a smaller one."""
@@ -147,12 +146,12 @@ class ObjectiveSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """Measuring on prompts that are not trained on."""
+    """Evaluation on prompts that are not trained on."""
 
     held_out_fraction: float = 0.1
     """Fraction of the prompts held out for measuring, when the export has no test prompts."""
     every: int | None = None
-    """Evaluate every so many steps on training prompts held back for it, and keep the best weights.
+    """Evaluate every N steps on training prompts held back for this, and keep the best weights.
     Default: off."""
     patience: int | None = None
     """Stop after this many evaluations without improvement. Default: never stop early."""
@@ -175,7 +174,7 @@ class LoraSettings:
     """The adapters of `--adapter lora` and `--adapter qlora`."""
 
     rank: int = 16
-    """Rank of the adapters, which are on every linear layer."""
+    """Rank of the adapters on every linear layer."""
     alpha: int = 32
     """Adapters are scaled by alpha / rank. Use about ten times the learning rate of full
     training."""
@@ -190,7 +189,7 @@ class RewardCheckpointSettings(CheckpointSettings):
     """Saved states that a run resumes from."""
 
     every: int | None = 50
-    """Optimizer steps between checkpoints. none: do not save any by steps."""
+    """Steps between checkpoints. none: no checkpoints by step count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,28 +229,28 @@ class RewardSettings(ClusterSettings):
     }
 
     rankings: Path
-    """Folder that `rlhf export --format ranked` wrote."""
+    """Folder written by `rlhf export --format ranked`."""
     model: str
-    """Model folder, hub name or run; a language model gets a scalar head, a reward model keeps its
+    """Model folder, hub name or run. A language model gets a scalar head; a reward model keeps its
     own."""
     out: Path
     """Folder for the trained reward model, its metrics and its report."""
     loss: Loss = "bradley_terry"
     """Training loss. `bradley_terry`: over all pairs of a prompt. `plackett_luce`: over the whole
-    ranking. `regression`: squared distance to standardized scores (ranks where there are none)."""
+    ranking. `regression`: squared error against standardized scores, or ranks without scores."""
     adapter: Adapter = "none"
     """What is trained. `none`: all weights. `lora`: adapters next to frozen weights. `qlora`: the
     same, with the frozen weights in 4 bits; CUDA only."""
     optim: OptimSettings = field(default_factory=OptimSettings)
-    """Steps of the optimizer."""
+    """Learning rate and number of passes."""
     batch: BatchSettings = field(default_factory=BatchSettings)
-    """How much a step trains on, and how much is computed at once."""
+    """How many prompts a step trains on, and how much is computed at once."""
     data: DataSettings = field(default_factory=DataSettings)
     """Which of the rankings are read, and how."""
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     """Terms and weights of the loss."""
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    """Measuring on prompts that are not trained on."""
+    """Evaluation on prompts that are not trained on."""
     lora: LoraSettings = field(default_factory=LoraSettings)
     """The adapters."""
     checkpoint: RewardCheckpointSettings = field(default_factory=RewardCheckpointSettings)
@@ -261,7 +260,7 @@ class RewardSettings(ClusterSettings):
         Parameter(converter=_read_weights, metavar="auto", show_choices=False),
     ] = field(default_factory=dict)
     """Weight of each annotator, as --annotator-weights.NAME 0.5, or auto: estimate all weights from
-    how well annotators agree. Default: 1; 0 leaves an annotator out."""
+    how well annotators agree. Default: 1; 0 excludes an annotator."""
     head: Literal["random", "fitted"] = "random"
     """How a new head is initialized: at random, or fitted to the rankings on frozen features."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
@@ -270,10 +269,10 @@ class RewardSettings(ClusterSettings):
     seed: int = 0
     """Seed of a new head and of the order of prompts."""
     seeds: Annotated[tuple[int, ...], Parameter(converter=_read_seeds, n_tokens=1)] = ()
-    """Train an ensemble, one model for each of these, such as 0,1,2."""
+    """Train an ensemble with one model per seed, such as 0,1,2."""
     learning_curve: bool = False
-    """Train on an eighth, a quarter and half of the prompts first, and forecast in the report what
-    twice and four times the labels would give; takes about twice the time."""
+    """First train on an eighth, a quarter and half of the prompts, and forecast in the report what
+    two and four times the labels would give. Takes about twice as long."""
     precision: TrainingPrecision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32. bf16-weights:
     the trained model also holds its weights and gradients in bf16, with float32 masters that the
@@ -281,7 +280,7 @@ class RewardSettings(ClusterSettings):
     resume: bool = False
     """Continue an unfinished run in --out."""
     ddp_comm_hook: CommunicationHook = "no"
-    """Compress gradients that --sharding ddp sends between processes: fp16, bf16 (CUDA only; as
+    """Compress the gradients that --sharding ddp sends between processes: fp16, bf16 (CUDA only; as
     --parallel.reduce-dtype bf16) or powersgd (a resumed run is then not bit-identical)."""
 
     def __post_init__(self) -> None:
@@ -350,26 +349,26 @@ class ScoreSettings:
     file: Annotated[Path | None, Parameter(name="--file")] = field(default=None, kw_only=False)
     """JSON Lines: prompt (or messages) with response (or responses), or lines of an export."""
     rankings: Path | None = None
-    """In place of FILE: report how often the reward agrees with judgments. Give the folder of
-    `rlhf export`, whose test prompts are read, or a file of preferences in any format of
+    """Instead of FILE: report how often the reward agrees with judgments. Give a folder written by
+    `rlhf export`, of which the test prompts are read, or a file of preferences in any format of
     `rlhf import`."""
     reward: str
     """A reward model, signal:package.module:function or http(s):// address."""
     out: Path
-    """JSON Lines with the rewards added; with --rankings, the folder of report.html and
+    """JSON Lines file for responses and rewards; with --rankings, the folder for report.html and
     report.json."""
     combine: Combine = "mean"
-    """The reward of one ensemble: the mean of its members' rewards, or the worst of them."""
+    """The reward of an ensemble: the mean or the lowest (`worst`) of its members' rewards."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template of a reward model that records none, e.g.
     '{"enable_thinking": false}'."""
     micro_tokens: int = 4096
-    """Tokens in one forward pass of a reward model; affects speed and memory only."""
+    """Tokens per forward pass of a reward model; affects speed and memory only."""
     precision: Precision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
     price_per_hour: float | None = None
-    """With --rankings: price of this device for an hour, in any currency; the report then says what
-    the measurement cost. Default: only the device-hours."""
+    """With --rankings: price per device-hour, in any currency; adds the cost of the measurement to
+    the report. Default: report device-hours only."""
 
     def __post_init__(self) -> None:
         require_range("micro_tokens", self.micro_tokens, 1)

@@ -82,8 +82,8 @@ LIBRARY_SETTINGS = {
 HELP = """RLHF from annotation to evaluation.
 
 People rank responses in the browser, a reward model learns from the rankings, PPO trains a policy
-against it and is held close to the original model, and an evaluation says whether the result is
-better.
+against it while keeping it close to the original model, and an evaluation says whether the result
+is better.
 """
 HELP_GROUPS = {
     "labels": Group.create_ordered("Labels"),
@@ -217,7 +217,7 @@ Config = Annotated[
 DryRun = Annotated[
     bool,
     Parameter(
-        help="Print all settings, missing inputs and, for trainings, the memory needed; then exit.",
+        help="Print all settings, missing inputs and, for training, a memory plan; then exit.",
         negative="",
     ),
 ]

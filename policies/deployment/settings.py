@@ -24,32 +24,32 @@ class QuantizeSettings:
     run: Annotated[str, Parameter(name="--run")] = field(kw_only=False)
     """The --out of rlhf ppo, dpo, sft, distill or train-reward, or a model folder."""
     to: FormName
-    """`int8`: 8 bits a weight, one scale a row. `int4`: 4 bits, one scale for 128 inputs (64 or 32
-    where 128 does not divide them). Both quantize the weights of the linear layers alone."""
+    """`int8`: 8 bits per weight, one scale per row. `int4`: 4 bits, one scale per 128 inputs (64 or
+    32 where 128 does not divide them). Both quantize only the weights of linear layers."""
     prompts: Path
-    """Held-out prompts to compare on: a folder made by `rlhf export`, whose test prompts are taken,
-    or a JSON Lines file, whose lines of the split test are taken if it has any. For a reward model
-    their responses are scored: give an export."""
+    """Held-out prompts to compare on: the test prompts of a folder written by `rlhf export`, or a
+    JSON Lines file, of which only the lines with split test are used if it has any. A reward model
+    scores their responses: give an export."""
     reward: str | None = None
     """Judge of a quantized policy against the unquantized one: a reward model,
     signal:package.module:function or http(s):// address."""
     out: Path
     """Folder of the run: the quantized model and the report."""
     max_loss: float = 2.0
-    """Points that may be lost. With --reward: of win rate, below the 50 of two equal policies. Of a
-    reward model: of pairs, which the two models order differently. More is refused (exit code
-    3)."""
+    """Maximum loss in points; more is refused (exit code 3). With --reward: points of win rate
+    below the 50 of two equal policies. For a reward model: percentage of pairs that the two models
+    order differently."""
     max_log_prob_change: float = 0.5
-    """Nats by which the log-prob of a token of the unquantized policy's answers may change on
-    average. More is refused (exit code 3)."""
+    """Maximum mean change of a token's log-prob in the unquantized policy's responses, in nats;
+    more is refused (exit code 3)."""
     num_prompts: int = 128
-    """Held-out prompts to compare on, the first ones."""
+    """Number of held-out prompts to compare on, from the start of the file."""
     samples: int = 4
-    """Answers of each policy per prompt."""
+    """Responses of each policy per prompt."""
     temperature: float = 1.0
-    """Sampling temperature of a policy's answers."""
+    """Sampling temperature of a policy's responses."""
     max_new_tokens: int = 128
-    """Length limit of a policy's answers, in tokens."""
+    """Length limit of a policy's responses, in tokens."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
@@ -60,8 +60,8 @@ class QuantizeSettings:
     precision: Precision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
     price_per_hour: float | None = None
-    """Price of one device for an hour, in any currency: the report then says what the run cost.
-    Default: only the device-hours."""
+    """Price per device-hour, in any currency; adds the run's cost to the report. Default: report
+    device-hours only."""
 
     def __post_init__(self) -> None:
         require_range("price_per_hour", self.price_per_hour, 0)
@@ -81,23 +81,23 @@ class BenchmarkSettings:
     # Not keyword-only: runs are given without a flag.
     runs: Annotated[tuple[str, ...], Parameter(name="--runs", negative="")] = field(kw_only=False)
     """Runs of rlhf ppo, dpo, sft, distill, quantize or train-reward, or model folders. Policies
-    answer, reward models score."""
+    generate, reward models score."""
     out: Path
     """Folder for the report."""
     batch_sizes: Sizes = (1, 8, 32)
-    """Prompts answered, or sequences scored, at once."""
+    """Batch sizes: prompts responded to, or sequences scored, at once."""
     prompt_tokens: Sizes = (128,)
     """Lengths of prompts, in tokens."""
     answer_tokens: Sizes = (64,)
-    """Lengths of answers, in tokens; every answer has this length."""
+    """Lengths of responses, in tokens; every response has exactly this length."""
     repeats: int = 5
-    """Batches measured for each size, after a whole one that is not counted."""
+    """Batches measured for each size, after one whole batch that is not counted."""
     engine: Engine = "generate"
-    """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
+    """Sampling engine. `generate`: transformers' plain sampling; `continuous`: its continuous
     batching; `vllm`: vLLM, where it is installed."""
     price_per_hour: float | None = None
-    """Price of this machine for an hour, in any currency: the report then has prices, and says what
-    the measurement itself cost."""
+    """Price of this machine per hour, in any currency; adds prices to the report, and the cost of
+    the measurement itself."""
     seed: int = 0
     """Random seed of the prompts and of sampling."""
     precision: Precision = "auto"

@@ -10,10 +10,10 @@ from rlhf.config import require_range
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
-    """Adapters in place of all weights."""
+    """LoRA adapters instead of all weights."""
 
     rank: int | None = None
-    """Train a LoRA adapter of this rank in place of all weights. Default: all weights."""
+    """Train a LoRA adapter of this rank instead of all weights. Default: all weights."""
 
     def __post_init__(self) -> None:
         require_range("lora.rank", self.rank, 1)
@@ -28,14 +28,15 @@ class DPOSettings(TrainerSettings):
     model: str
     """Model folder or hub name to train."""
     rankings: Path
-    """Folder that `rlhf export --format ranked` wrote."""
+    """Folder written by `rlhf export --format ranked`."""
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
-    """`sigmoid`: DPO. `ipo`: squared distance of the difference in log-ratio per token to
-    1/(2·beta); pairs are not pushed apart without end."""
+    """`sigmoid`: DPO. `ipo`: squared error of the difference in log-ratio per token against
+    1/(2·beta), so that pairs are not pushed apart without limit."""
     beta: float = 0.1
-    """How strongly the policy is held to the original model; a larger one holds it closer."""
+    """How strongly the policy is kept close to the original model; a larger value keeps it
+    closer."""
     lora: LoraSettings = field(default_factory=LoraSettings)
-    """Adapters in place of all weights."""
+    """LoRA adapters instead of all weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

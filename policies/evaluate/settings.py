@@ -35,18 +35,18 @@ class EvaluateSettings:
     judge_model: str = ""
     """Name of the model on --judge-endpoint; its API key is read from RLHF_JUDGE_API_KEY."""
     judge_rubric: Path | None = None
-    """A text file with the criteria that the judge model is given."""
+    """A text file with the criteria for the judge model."""
     judge_parallel: int = 4
-    """Requests to --judge-endpoint at the same time."""
+    """Number of concurrent requests to --judge-endpoint."""
     retain: Path | None = None
-    """Neutral text that measures what is forgotten: a .txt file with a blank line between
-    paragraphs, or JSON Lines with `text`; default: 20 paragraphs of neutral English prose."""
+    """Neutral text on which the increase in NLL is measured: a .txt file with a blank line between
+    paragraphs, or JSON Lines with `text`. Default: 20 paragraphs of neutral English prose."""
     split: Literal["test", "train"] = "test"
-    """Which prompts to answer; `test` prompts were not trained on."""
+    """Which prompts to respond to; `test` prompts were not trained on."""
     samples: int = 4
     """Responses of the policy per prompt."""
     engine: Engine = "generate"
-    """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
+    """Sampling engine. `generate`: transformers' plain sampling; `continuous`: its continuous
     batching; `vllm`: vLLM, where it is installed."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""
@@ -55,10 +55,10 @@ class EvaluateSettings:
     precision: Precision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
     price_per_hour: float | None = None
-    """Price of one device for an hour, in any currency: the report then says what this evaluation
-    and the stages before it cost, and a point of win rate. Default: only the device-hours."""
+    """Price per device-hour, in any currency; adds to the report what this evaluation and the
+    stages before it cost, also per point of win rate. Default: report device-hours only."""
     resume: bool = False
-    """Continue an unfinished --out; if it is finished, print the result."""
+    """Continue an unfinished --out; if it is finished, print its result."""
 
     def __post_init__(self) -> None:
         require_range("samples", self.samples, 1)

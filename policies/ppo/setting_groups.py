@@ -23,7 +23,7 @@ class OptimSettings:
     """Gradients are clipped to this norm, those of policy and critic separately."""
     target_kl: float = 0.2
     """End a step's updates early once they have changed the policy by more than this approximate
-    KL, ½ mean (Δ log-prob)². It limits the change within one step; --kl.target is about the
+    KL, ½ mean (Δ log-prob)². It limits the change within one step; --kl.target controls the
     distance from the original model."""
 
     def __post_init__(self) -> None:
@@ -66,12 +66,12 @@ class LossSettings:
     """The clipped policy loss; discount and λ of gae."""
 
     clip_range: float = 0.2
-    """PPO's clip range: moving the probability ratio beyond 1 ± this gains nothing."""
+    """PPO's clip range ε: moving the probability ratio beyond 1 ± ε gains nothing."""
     clip_range_high: float | None = None
-    """Clip range above 1. Default: --loss.clip-range."""
+    """Clip range for ratios above 1. Default: --loss.clip-range."""
     dual_clip: float | None = None
-    """Dual clip: limit the loss of tokens with a negative advantage to this multiple of it. Usual:
-    3. Default: no limit."""
+    """Dual clip: for negative advantages, cap the loss at this multiple of |advantage|. Usual: 3.
+    Default: no cap."""
     gamma: float = 1.0
     """Discount per token."""
     gae_lambda: float = 0.95
@@ -128,10 +128,9 @@ class RewardsSettings:
     missing_eos_penalty: float = 1.0
     """Penalty for a response cut off at the length limit, subtracted from its reward."""
     missing_eos_reward: float | None = None
-    """Reward of a response cut off at the length limit, whatever its score and instead of the
-    penalty."""
+    """Reward of a response cut off at the length limit, in place of its score and the penalty."""
     mask_truncated: bool = False
-    """Leave responses cut off at the length limit out of the policy and value losses. Their rewards
+    """Exclude responses cut off at the length limit from the policy and value losses. Their rewards
     still count in the baselines of rloo and grpo."""
     length_penalty: float = 0.0
     """Penalty for each token of the response, subtracted from its reward."""
@@ -144,7 +143,7 @@ class RewardsSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
-    """Training adapters instead of all weights."""
+    """LoRA adapters instead of all weights."""
 
     rank: int | None = None
     """Train a LoRA adapter of this rank instead of all weights of the policy. Default: all
@@ -173,13 +172,13 @@ class PtxSettings:
     """Pretraining texts in the loss (PPO-ptx), so that the policy keeps its general abilities."""
 
     data: Path | None = None
-    """JSON Lines with `text`, or a .txt file with a text on each line. Default: none."""
+    """JSON Lines with `text`, or a .txt file with one text per line. Default: none."""
     coefficient: float = 1.0
     """Weight of the texts' mean negative log-likelihood per token."""
     length: int = 256
     """Maximum tokens per chunk of text; longer texts are split."""
     per_episode: float = 1.0
-    """Chunks of text in a step for each sampled response."""
+    """Chunks of text per sampled response of a step."""
 
     def __post_init__(self) -> None:
         require_range("ptx.coefficient", self.coefficient, 0.0)
@@ -192,14 +191,14 @@ class SamplingSettings:
     """How responses are sampled; temperature and lengths are those of the reference outputs."""
 
     engine: Engine = "generate"
-    """`generate`: transformers' plain sampling. `continuous`: its continuous batching, which
-    replaces finished responses by new ones, with CUDA graphs on a GPU. `vllm`: vLLM, where it is
-    installed, with a copy of the policy's weights."""
+    """Sampling engine. `generate`: transformers' plain sampling. `continuous`: its continuous
+    batching, which starts new responses as others finish, with CUDA graphs on a GPU. `vllm`: vLLM,
+    where it is installed, with a copy of the policy's weights."""
     batch_size: int = 64
     """Sequences sampled at once."""
     engine_tensor_parallel: int = 1
-    """With --sampling.engine vllm: neighboring processes that share one vLLM, each with a part of
-    every matrix. At most the GPUs of one machine."""
+    """With --sampling.engine vllm: number of neighboring processes that share one vLLM, each with a
+    part of every matrix. At most the GPUs of one machine."""
     correction: Literal["auto", "none", "token", "sequence"] = "auto"
     """Importance weights for engines whose log-probs differ from the trainer's. `token`: weight
     each token's policy loss by the ratio of the trainer's probability to the sampler's, up to a
@@ -219,32 +218,30 @@ class KLSettings:
     """The KL term, which keeps the policy close to the original model."""
 
     source: Literal["reference", "adapter", "resident", "none"] = "reference"
-    """What the policy is compared with. `reference`: the reference outputs, by a loss, with no
-    other model in memory (forward KL). `resident`: a frozen copy of the original model, by
-    subtracting from each token's reward (reverse KL). `adapter`: the same with the policy's LoRA
-    adapter switched off. `none`: no KL term."""
+    """What the policy is compared with. `reference`: the reference outputs, as a loss, with no
+    other model in memory (forward KL). `resident`: a frozen copy of the original model, as a
+    penalty on each token's reward (reverse KL). `adapter`: the same, with the policy itself, its
+    LoRA adapter switched off, as the original model. `none`: no KL term."""
     estimator: Literal["k3", "k1", "top_k", "token_reverse"] = "k3"
     """How the KL of --kl.source reference is estimated. `k3` (low variance) or `k1`: forward KL.
     `top_k`: forward KL over the most likely tokens; needs `rlhf reference --store-top-k`.
     `token_reverse`: reverse KL of each next token of the reference outputs."""
     coefficient: float = 0.1
     """Strength of the KL term: a larger one keeps the policy closer to the original model. Usual:
-    0.1 to 1 with --kl.source reference, 0.02 to 0.05 with `resident` and `adapter`, where it is on
-    another scale."""
+    0.1 to 1 with --kl.source reference, 0.02 to 0.05 with `resident` and `adapter`, whose scale
+    differs."""
     target: float | None = None
-    """Adaptive KL: raise or lower the coefficient until the KL is this many nats per token: the
+    """Adaptive KL: raise or lower the coefficient to keep the KL near this many nats per token: the
     forward KL with --kl.source reference, otherwise the reverse KL. Default: fixed coefficient."""
     horizon: int = 10_000
-    """Adaptive KL: responses in which the coefficient may change by 20 %. For the target to be
-    reached within a run, give about a tenth of the run's responses (--steps times
-    --batch.episodes-per-step)."""
+    """Adaptive KL: number of responses over which the coefficient changes by at most 20 %. Use
+    about a tenth of the run's responses (--steps times --batch.episodes-per-step)."""
     audit_every: int | None = None
-    """Measure the reverse KL every so many steps, which loads the original model unless a LoRA
-    policy holds it. Default: only after training. `adapter` and `resident` measure it in every
-    step."""
+    """Measure the reverse KL every N steps. Loads the original model, except for a LoRA policy.
+    Default: only after training. `adapter` and `resident` measure it in every step."""
     rows_per_prompt: float = 0.5
-    """With --kl.source reference: reference outputs in the KL term for each prompt of a step. 0.5:
-    one for every second prompt."""
+    """With --kl.source reference: number of reference outputs in the KL term per prompt of a step.
+    0.5: one for every second prompt."""
 
     def __post_init__(self) -> None:
         require_range("kl.coefficient", self.coefficient, 0.0)
@@ -269,17 +266,18 @@ class GuardSettings:
     patience: int | None = 10
     """Stop the run (exit code 3) after a warning has lasted this many steps. none: only warn."""
     max_kl: float | None = None
-    """Warn when the KL is above this many nats per token. Checks the step's KL and the last
-    audit's. An audit counts until the next one: give a --guards.patience above --kl.audit-every, or
-    one high audit stops the run. Default: never."""
+    """Warn when the KL exceeds this many nats per token. Checks the step's KL and the last audit's.
+    An audit counts until the next one: set --guards.patience above --kl.audit-every, or a single
+    high audit stops the run. Default: never."""
     min_entropy: float = 0.1
     """Warn when the entropy falls below this fraction of the reference outputs'."""
     length_band: float = 3.0
     """Warn when responses are this many times longer or shorter than the reference outputs while
     rewards are above the reference outputs'."""
     eos_drop: float = 0.5
-    """Warn when the share of responses that end has fallen by more than this (0.5: from 90 % of the
-    reference outputs to below 40 %) while rewards are above the reference outputs'."""
+    """Warn when the share of responses that end with an end token has fallen by more than this
+    (0.5: from 90 % of the reference outputs to below 40 %) while rewards are above the reference
+    outputs'."""
     min_distinct: float = 0.5
     """Warn when responses become repetitive: their distinct token pairs fall below this fraction of
     the reference outputs' while rewards are above the reference outputs'."""

@@ -120,11 +120,11 @@ class PPOSettings(ClusterSettings):
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     """How responses are sampled."""
     lora: LoraSettings = field(default_factory=LoraSettings)
-    """Adapters in place of all weights."""
+    """LoRA adapters instead of all weights."""
     ptx: PtxSettings = field(default_factory=PtxSettings)
     """Pretraining texts in the loss."""
     guards: GuardSettings = field(default_factory=GuardSettings)
-    """Warnings that stop the run."""
+    """Warnings, and when they stop the run."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     """Saved states."""
     seed: int = 0

@@ -23,11 +23,11 @@ class SamplingSettings:
     """How responses are sampled."""
 
     engine: Engine = "generate"
-    """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
+    """Sampling engine. `generate`: transformers' plain sampling; `continuous`: its continuous
     batching; `vllm`: vLLM, where it is installed."""
     engine_tensor_parallel: int = 1
-    """With --sampling.engine vllm and --sharding fsdp or zero3: neighboring processes that share
-    one vLLM, each with a part of every matrix. At most the GPUs of one machine."""
+    """With --sampling.engine vllm and --sharding fsdp or zero3: number of neighboring processes
+    that share one vLLM, each with a part of every matrix. At most the GPUs of one machine."""
     samples: int = 1
     """Reference outputs per prompt."""
     temperature: float = 1.0
@@ -59,7 +59,7 @@ class ReferenceSettings(GroupSettings):
     ZERO_IS_NONE: ClassVar[frozenset[str]] = GroupSettings.ZERO_IS_NONE | {"store_top_k"}
 
     prompts: Path | None = None
-    """A folder made by `rlhf export`, or a JSON Lines file of prompts."""
+    """Folder written by `rlhf export`, or a JSON Lines file of prompts."""
     model: str | None = None
     """The original model: folder or hub name."""
     out: Path
@@ -85,9 +85,8 @@ class ReferenceSettings(GroupSettings):
     prompts_per_shard: int = 512
     """Prompts per Parquet file; a resumed run repeats at most one file per process."""
     shard: str | None = None
-    """I/N: this is job I (from 0) of N independent jobs that fill one --out; it writes every N-th
-    file. Repeat the command to continue a killed job. The last job to finish writes the
-    manifest."""
+    """I/N: run job I (from 0) of N independent jobs that fill one --out; it writes every N-th file.
+    Repeat the command to continue a killed job. The last job to finish writes the manifest."""
     seed: int = 0
     """Random seed."""
     precision: Precision = "auto"

@@ -27,11 +27,11 @@ class RoundSettings:
     k: Annotated[int, Parameter(name=("--k", "-k"))] = 3
     """Responses of the policy per prompt; one of the original model is added."""
     random_share: float = 0.2
-    """Fraction of prompts drawn at random, at least 0.2, to find problems that neither measure
+    """Fraction of prompts drawn at random, at least 0.2, to find problems that neither criterion
     shows. Half of the rest are those on which policy and original differ most, half those on which
     the reward model is least certain."""
     engine: Engine = "generate"
-    """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
+    """Sampling engine. `generate`: transformers' plain sampling; `continuous`: its continuous
     batching; `vllm`: vLLM, where it is installed."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""

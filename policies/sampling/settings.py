@@ -23,15 +23,16 @@ class GenerateSettings:
     model: str
     """Model folder or hub name."""
     k: Annotated[int, Parameter(name=("--k", "-k"))] = 4
-    """Responses that each prompt should have."""
+    """Number of responses that each prompt should have."""
     only_unanswered: bool = False
-    """Leave out prompts that have responses of other models, or imported ones."""
+    """Skip prompts that have imported responses or responses of other models."""
     temperature: float = 1.0
     """Sampling temperature."""
     top_p: float = 1.0
-    """Nucleus sampling. With less than 1, responses cannot be reused as reference outputs."""
+    """Nucleus sampling: sample from the most likely tokens that sum to this probability; 1: all.
+    Below 1, responses cannot be reused as reference outputs."""
     top_k: int = 0
-    """Sample from the k most likely tokens only. 0: from all."""
+    """Sample from the k most likely tokens; 0: all."""
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)

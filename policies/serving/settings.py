@@ -11,16 +11,16 @@ Engine = Literal["transformers", "vllm"]
 
 @dataclass(frozen=True, kw_only=True)
 class KeepSettings:
-    """What --db keeps of responses and their prompts, so that they can be judged."""
+    """Which responses, with their prompts, --db keeps so that they can be judged."""
 
     share: str = "100%"
-    """Share of conversations that are kept, such as 10%. The others take no feedback."""
+    """Share of conversations to keep, such as 10%. The others take no feedback."""
     days: int | None = 30
-    """Days after which they are deleted. Those with feedback stay, as training data. none: never
-    delete them."""
+    """Delete kept responses after this many days; those with feedback stay, as training data. none:
+    never delete them."""
     redact: str | None = None
-    """A function `package.module:function` that gets each text and returns what is kept of it, for
-    example without names and numbers."""
+    """A function `package.module:function` that receives each text and returns what to keep of it,
+    for example without names and numbers."""
 
     def __post_init__(self) -> None:
         read_share(self.share, "--keep.share")

@@ -14,11 +14,11 @@ class SFTSettings(TrainerSettings):
     model: str
     """Model folder or hub name to train."""
     demonstrations: Path | None = None
-    """Folder that `rlhf export --format demonstrations` wrote, or JSON Lines: prompt + completion,
-    or messages, and perhaps "split": "test" for what is held out."""
+    """Folder written by `rlhf export --format demonstrations`, or JSON Lines with prompt and
+    completion, or with messages; "split": "test" marks held-out lines."""
     best_of: Path | None = None
-    """In place of --demonstrations: the --out of `rlhf reference --samples N --reward RM`. Train on
-    the output of each prompt that has the highest stored reward (best-of-n fine-tuning)."""
+    """Instead of --demonstrations: the --out of `rlhf reference --samples N --reward RM`. Trains on
+    each prompt's output with the highest stored reward (best-of-n fine-tuning)."""
     epochs: int = 2
     """Passes over the examples."""
     learning_rate: float = 2e-5

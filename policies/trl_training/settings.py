@@ -20,15 +20,15 @@ class TrainerSettings:
     resume: bool = False
     """Continue an unfinished run in --out."""
     seed: int = 0
-    """Random seed; it orders the examples."""
+    """Random seed of the order of examples."""
     processes: int = 1
-    """Processes on this machine; under torchrun its processes are used."""
+    """Number of processes (GPUs) on this machine. Ignored under torchrun, which starts them."""
     precision: Precision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
     epochs: int = 1
     """Passes over the examples."""
     batch_size: int = 16
-    """Examples per optimizer step, over all processes: demonstrations, or pairs."""
+    """Examples (demonstrations or pairs) per optimizer step, over all processes."""
     micro_batch_size: int = 4
     """Examples per forward pass of a process; affects speed and memory only."""
     learning_rate: float = 1e-6
@@ -44,8 +44,8 @@ class TrainerSettings:
     keep_checkpoints: int = 1
     """Checkpoints kept on disk."""
     price_per_hour: float | None = None
-    """Price of one device for an hour, in any currency: the report then says what the run cost. A
-    process is a device. Default: only the device-hours."""
+    """Price per device-hour, in any currency; adds the run's cost to the report. Each process
+    counts as one device. Default: report device-hours only."""
 
     def __post_init__(self) -> None:
         require_range("price_per_hour", self.price_per_hour, 0)

@@ -11,12 +11,12 @@ class ScoringSettings:
     """How the reward model scores."""
 
     combine: Combine = "mean"
-    """The reward of an ensemble: the mean of its members' rewards, or the worst of them."""
+    """The reward of an ensemble: the mean or the lowest (`worst`) of its members' rewards."""
     micro_tokens: int = 4096
-    """Tokens in one forward pass; affects speed and memory only."""
+    """Tokens per forward pass; affects speed and memory only."""
     max_queue: int = 4096
-    """Responses that may wait at the same time. Requests beyond that are answered with status 503,
-    and clients ask again."""
+    """Maximum number of responses waiting to be scored. Further requests get status 503, and
+    clients retry."""
     precision: Precision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
 

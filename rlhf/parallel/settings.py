@@ -40,15 +40,16 @@ class CheckpointSettings:
     """Saved states that a run resumes from."""
 
     every: int | None = 25
-    """Steps (of --steps) between checkpoints. none: save none by steps."""
+    """Steps (of --steps) between checkpoints. none: no checkpoints by step count."""
     every_minutes: float | None = None
-    """Also save a checkpoint every so many minutes."""
+    """Also save a checkpoint every N minutes."""
     keep: int = 1
     """Checkpoints kept on disk."""
     asynchronous: bool = False
-    """Write checkpoints while the training goes on, from a copy of weights and optimizer state.
-    The copy takes 12 bytes of main memory for each trained parameter: in every process for all of
-    them, with --sharding fsdp for its shard. Does not go with DeepSpeed (zero1 to zero3)."""
+    """Write checkpoints in the background while training continues, from a copy of weights and
+    optimizer state. The copy takes 12 bytes of main memory per trained parameter: of all parameters
+    in every process or, with --sharding fsdp, of the process's shard. Cannot be combined with
+    DeepSpeed (zero1 to zero3)."""
 
     def __post_init__(self) -> None:
         require_range("checkpoint.every", self.every, 1)
@@ -69,8 +70,8 @@ class ParallelSettings:
     """Tensor parallelism: split each weight matrix over this many processes, which must be all of
     them. Needs a tensor parallel plan for the model in transformers. 1: off."""
     stall_timeout: float | None = 1800.0
-    """Seconds without progress after which the run stops (exit code 75) and names the rank that is
-    stuck. none: never."""
+    """Stop the run (exit code 75) after this many seconds without progress, and name the rank that
+    is stuck. none: never."""
 
     def __post_init__(self) -> None:
         require_range("parallel.tensor_parallel", self.tensor_parallel, 1)
@@ -83,14 +84,15 @@ class TrainingParallelSettings(ParallelSettings):
     """What processes share, and what happens when one of them dies or is stuck."""
 
     max_restarts: int = 0
-    """Maximum number of automatic restarts from the last checkpoint, when a process dies or
+    """Maximum number of automatic restarts from the last checkpoint when a process dies or
     stalls."""
     reduce_dtype: ReduceDtype = "fp32"
-    """Precision in which gradients are sent and added up over processes, with --sharding ddp or
-    fsdp. bf16: half the bytes, rounded to 8 significant bits; micro-batches still add up in
+    """Precision in which gradients are sent and summed over processes, with --sharding ddp or fsdp.
+    bf16: half the bytes, rounded to 8 significant bits; micro-batches are still summed in
     float32."""
     preflight: bool = False
-    """Test every device and the network before anything is loaded: `rlhf doctor --canary`."""
+    """Test every device and the network before anything is loaded, as `rlhf doctor --canary`
+    does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,8 +123,8 @@ class GroupSettings:
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
     """What processes share."""
     price_per_hour: float | None = None
-    """Price of one device for an hour, in any currency: the report then says what the run cost. A
-    process is a device. Default: only the device-hours."""
+    """Price per device-hour, in any currency; adds the run's cost to the report. Each process
+    counts as one device. Default: report device-hours only."""
 
     def __post_init__(self) -> None:
         require_range("processes", self.processes, 1)
@@ -144,8 +146,8 @@ class GroupSettings:
         others = [name for name, value in usual.items() if read_setting(self, name) != value]
         if self.parallel.tensor_parallel > 1 and others:
             raise ConfigError(
-                f"--parallel.tensor-parallel {self.parallel.tensor_parallel} does not go with "
-                f"{' and '.join(map(flag_of, others))}",
+                f"--parallel.tensor-parallel {self.parallel.tensor_parallel} cannot be combined "
+                f"with {' and '.join(map(flag_of, others))}",
                 "Leave one or the other out.",
             )
 
@@ -168,12 +170,12 @@ class ClusterSettings(GroupSettings):
     parallel: TrainingParallelSettings = field(default_factory=TrainingParallelSettings)
     """What processes share."""
     track: Tracker = "none"
-    """Also send the metrics of every step to this tracker, whose package must be installed."""
+    """Also send each step's metrics to this tracker, whose package must be installed."""
     profile: int | None = None
     """Profile this many steps, starting with the second: a torch trace per rank and a table of
     phases in OUT/profile."""
     notify: str | None = None
-    """Webhook URL that receives a JSON message, as Slack takes it, when the run is done, fails or
+    """Webhook URL that receives a JSON message (Slack's format) when the run is done, fails or
     stalls."""
 
     def __post_init__(self) -> None:
@@ -198,7 +200,7 @@ class ClusterSettings(GroupSettings):
         others = [name for name, value in usual.items() if read_setting(self, name) != value]
         if others:
             raise ConfigError(
-                "--precision bf16-weights does not go with "
+                "--precision bf16-weights cannot be combined with "
                 + " and ".join(f"{flag_of(one)} {read_setting(self, one)}" for one in others),
                 "Use --precision bf16, or train all weights with --sharding ddp or fsdp.",
             )

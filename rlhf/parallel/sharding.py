@@ -148,7 +148,7 @@ def prepare(
         return model, optimizer
     if keep_in_fp32 is not None and sharding.strategy != "fsdp":
         raise ConfigError(
-            f"--precision bf16-weights does not go with --sharding {sharding.strategy}",
+            f"--precision bf16-weights cannot be combined with --sharding {sharding.strategy}",
             "Use --sharding fsdp or ddp, or --precision bf16.",
         )
     autocast_forward(accelerator, model)

@@ -37,8 +37,8 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
     checkpoint = getattr(settings, "checkpoint", None)
     if sharding.zero_stage and checkpoint and checkpoint.asynchronous:
         raise ConfigError(
-            f"--checkpoint.asynchronous does not go with --sharding {sharding.strategy}: DeepSpeed "
-            "writes its checkpoints itself",
+            f"--checkpoint.asynchronous cannot be combined with --sharding {sharding.strategy}: "
+            "DeepSpeed writes its checkpoints itself",
             "Leave it out, or use --sharding fsdp.",
         )
     return sharding
@@ -74,7 +74,7 @@ def _choose(settings: GroupSettings) -> Sharding:
 
 
 def _require_added_up(sharding: Sharding, settings: GroupSettings) -> None:
-    """Refuse --parallel.reduce-dtype bf16 where nothing heeds it."""
+    """Refuse --parallel.reduce-dtype bf16 where it has no effect."""
     flag = "--parallel.reduce-dtype bf16"
     if world_size() == 1:
         raise ConfigError(
@@ -85,7 +85,7 @@ def _require_added_up(sharding: Sharding, settings: GroupSettings) -> None:
         other = f"--sharding {sharding.strategy}"
         if sharding.is_tensor_parallel:
             other = f"--parallel.tensor-parallel {sharding.tensor_parallel}"
-        raise ConfigError(f"{flag} does not go with {other}", "Use --sharding ddp or fsdp.")
+        raise ConfigError(f"{flag} cannot be combined with {other}", "Use --sharding ddp or fsdp.")
     if sharding.strategy != "fsdp" and getattr(settings, "precision", None) == "bf16-weights":
         raise ConfigError(
             f"{flag} has no effect with --precision bf16-weights and --sharding "

@@ -130,7 +130,7 @@ def recover(connections: Connections) -> None:
 def clean_up(connections: Connections) -> None:
     """Roll unfinished imports back, and make the missing tasks of finished ones.
 
-    Gold and training items that cannot be made are reported on stderr, because the import that
+    Gold and training tasks that cannot be made are reported on stderr, because the import that
     would have reported them was interrupted.
     """
     query = "SELECT id FROM imports WHERE finished_at IS NULL"
@@ -139,7 +139,7 @@ def clean_up(connections: Connections) -> None:
     refused = make_deferred_tasks(connections).refused
     if refused:
         sys.stderr.write(
-            "An interrupted import was completed. Gold or training items that were not made: "
+            "An interrupted import was completed. Gold or training tasks that were not made: "
             f"{len(refused)}, the first: {refused[0]}\n"
         )
 

@@ -20,28 +20,28 @@ class DistillSettings(TrainerSettings):
     teacher's tokenizer."""
     outputs: Path
     """The --out of `rlhf reference`: prompts with outputs, ideally sampled from the teacher. The
-    student of a policy reads the outputs in part of the batches; that of a reward model learns
+    student of a policy trains on the outputs in part of the batches; that of a reward model learns
     their scores."""
     half: bool = False
     """Start from every second layer of --student."""
     on_policy: float = 0.5
-    """Share of the batches in which the student answers the prompts itself; in the others it reads
-    stored outputs."""
+    """Fraction of the batches in which the student samples responses itself; in the others it
+    trains on stored outputs."""
     divergence: float = 0.5
-    """What is minimized over the tokens: 0 the forward KL, which covers all that the teacher says,
-    1 the reverse KL, which avoids what it does not say, between them a Jensen-Shannon
-    divergence."""
+    """Divergence that is minimized over the tokens. 0: the forward KL, which covers everything the
+    teacher says. 1: the reverse KL, which avoids what the teacher does not say. In between: a
+    Jensen-Shannon divergence."""
     temperature: float | None = None
-    """Sampling temperature of the student's answers. Default: that of the outputs. The divergence
-    is at temperature 1 all the same."""
+    """Sampling temperature of the student's responses. Default: that of the outputs. The divergence
+    is always computed at temperature 1."""
     max_new_tokens: int | None = None
-    """Length limit of the student's answers, in tokens. Default: that of the outputs. A longer one
-    lets a student that does not end its answers outweigh the stored outputs: the loss of its
-    batches is divided by the number of stored tokens."""
+    """Length limit of the student's responses, in tokens. Default: that of the outputs. With a
+    higher limit, a student that does not end its responses outweighs the stored outputs: the loss
+    of its batches is divided by the number of stored tokens."""
     batch_size: int = 16
     """Stored outputs per optimizer step, over all processes."""
     micro_batch_size: int = 4
-    """Prompts answered and read at once by a process."""
+    """Prompts that a process samples or trains on at once."""
     learning_rate: float = 2e-5
     """Peak learning rate; it falls linearly to 0."""
 

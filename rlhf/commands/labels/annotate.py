@@ -26,20 +26,20 @@ class Settings:
     db: Path
     """The label database."""
     annotator: str
-    """A function `signal:package.module:function`, called with prompt and response; or `judge`, a
+    """Who ranks: a function `signal:package.module:function` of prompt and response, or `judge`, a
     model behind --endpoint."""
     tie_within: float = 0.0
     """Signal: responses tie if their scores differ by at most this."""
     endpoint: str = ""
-    """Judge: address of an OpenAI-compatible server, ending in /v1; its key in RLHF_JUDGE_API_KEY
-    if it needs one."""
+    """Judge: address of an OpenAI-compatible server, ending in /v1. Its key, if it needs one, is
+    read from RLHF_JUDGE_API_KEY."""
     model: str = ""
-    """Judge: name of the model; its rankings are stored under the annotator judge:MODEL, of kind
+    """Judge: name of the model. Its rankings are stored under the annotator judge:MODEL, of kind
     ai."""
     rubric: Path | None = None
     """Judge: a text file with the criteria to judge by."""
     parallel: int = 4
-    """Judge: questions asked at the same time."""
+    """Judge: number of concurrent requests."""
 
     def __post_init__(self) -> None:
         require_range("tie_within", self.tie_within, 0)
@@ -61,7 +61,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Rank responses with a function or a judge model, whose rankings are marked as such."""
+    """Rank responses with a function or a judge model, kept apart from people's rankings."""
     from labeling_app.annotators.judges import annotate_with_judge
     from labeling_app.annotators.signals import annotate_with_signal
     from labeling_app.db.store import Store

@@ -18,11 +18,11 @@ class Settings:
     db: Path
     """The label database."""
     out: Path
-    """The file to make; it must not exist."""
+    """File to write; it must not exist yet."""
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Copy the label database as of one moment and check the copy; people can keep labeling."""
+    """Copy a consistent snapshot of the label database and check it; people can keep labeling."""
     from labeling_app.db.files.backup import back_up
 
     return {"out": str(settings.out), "holds": back_up(settings.db, settings.out)}

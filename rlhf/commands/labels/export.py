@@ -20,7 +20,7 @@ class Settings:
     """New folder for the dataset."""
     format: Literal["ranked", "trl", "trl-conversational", "hh", "kto", "demonstrations"] = "ranked"
     """`ranked`: for `rlhf train-reward`. `demonstrations`: for `rlhf sft`. `trl`,
-    `trl-conversational`, `kto`: for trl. `hh`: as Anthropic's HH."""
+    `trl-conversational`, `kto`: for trl. `hh`: the format of Anthropic's HH."""
     kind: tuple[Literal["human", "ai", "signal"], ...] = ()
     """Only rankings by these kinds of annotators; default: all."""
     annotator: tuple[str, ...] = ()

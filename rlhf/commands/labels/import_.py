@@ -22,33 +22,34 @@ class Settings:
     files: Annotated[tuple[Path, ...], Parameter(name="--files", negative="")] = field(
         kw_only=False
     )
-    """JSON Lines (also .gz), Parquet or CSV files, JSON exports of Argilla and Label Studio,
-    folders of these or saved by `datasets`, or names of datasets on the hub."""
+    """Files to import: JSON Lines (also .gz), Parquet, CSV, or JSON exports of Argilla and Label
+    Studio. Also folders of such files, folders saved by `datasets`, and names of datasets on the
+    hub."""
     db: Path
-    """The label database; created when it does not exist."""
+    """The label database; created if it does not exist."""
     split: Literal["train", "test"] = "train"
-    """Split of prompts for which the file does not say one, in a "split" field or as the train or
-    test part of a dataset. To choose what to read, use --data-split."""
+    """Split of prompts that name none, neither in a "split" field nor as the train or test part of
+    a dataset. To choose which part of a dataset to read, use --data-split."""
     source: str = ""
-    """Source to store for prompts whose lines have no "source" field; default: the file's name
-    without its ending."""
+    """Source to store for prompts without a "source" field. Default: the file's name without its
+    extension."""
     annotator: str = ""
-    """Annotator to store for judgments whose lines name none; default: imported."""
+    """Annotator to store for judgments that name none. Default: imported."""
     kind: Literal["human", "ai", "signal"] | None = None
-    """Kind of --annotator: human, ai (a judge model) or signal (a function). Default: human, for
-    UltraFeedback ai."""
+    """Kind of --annotator: human, ai (a judge model) or signal (a function). Default: human; for
+    UltraFeedback, ai."""
     on_error: Literal["few", "skip", "stop"] = "few"
-    """What to do about bad lines. `few`: leave out lines with nothing to judge (an empty response,
-    for example) if they are fewer than 1 in 100, and stop at any other bad line. `skip`: leave out
-    and count all bad lines. `stop`: stop at the first. When an import stops, nothing of that file
-    is stored."""
+    """What to do about bad lines. `few`: skip lines with nothing to judge (such as an empty
+    response) if they are fewer than 1 in 100, and stop at any other bad line. `skip`: skip and
+    count all bad lines. `stop`: stop at the first. If an import stops, nothing of that file is
+    stored."""
     replace: bool = False
-    """For a later export of a project of Argilla or Label Studio: rankings that imports of the same
-    source (--source, else the file's name) gave earlier and this file lacks are no longer counted
-    or exported. Takes one file."""
+    """For a newer export of an Argilla or Label Studio project: rankings from earlier imports of
+    the same source (--source, else the file's name) that are missing from this file are no longer
+    counted or exported. Takes one file."""
     data_split: str = ""
-    """Split of a dataset to read, such as validation. Default: all, if they are called train and
-    test. To say whether its prompts are for training or testing, add --split."""
+    """Split of a dataset to read, such as validation. Default: all, if they are named train and
+    test. To mark its prompts as training or test prompts, add --split."""
     config_name: str = ""
     """Configuration (subset) of a dataset to read; default: the dataset's default."""
     streaming: bool = False
@@ -103,9 +104,9 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if settings.replace:
         lines.append(_replaced(result))
     if result["new_checks"]:
-        lines.append(f"{counted(result['new_checks'], 'gold or training item')} will be mixed in.")
+        lines.append(f"{counted(result['new_checks'], 'gold or training task')} will be mixed in.")
     if result["checks_not_made"]:
-        refused = counted(result["checks_not_made"], "gold or training item")
+        refused = counted(result["checks_not_made"], "gold or training task")
         lines.append(f"{refused} not made, the first: {result['first_not_made'][0]}")
     lines.append(f"{settings.db} holds {listed([counted(held[n], n[:-1]) for n in HELD])}.")
     if not held["responses"]:

@@ -39,32 +39,32 @@ class Settings:
     annotator: str | None = None
     """Your name while the database has no users; default: your login name."""
     overlap: int | None = None
-    """How many people rank each task. With 2 or more, the page Quality shows their agreement and
-    the disputed tasks. Stored in the database; 1 in a new one."""
+    """How many people rank each task. With 2 or more, the Quality page shows their agreement and
+    the disputed tasks. Stored in the database, where it starts as 1."""
     another_below: float | None = None
-    """With --overlap of 2 or more: ask one more person to rank a task if people agree on less than
+    """With --overlap 2 or more: ask one more person to rank a task if people agree on less than
     this share of its pairs (0 to 1). Stored in the database."""
     rubric: Path | None = None
-    """A Markdown file with the criteria; shown beside the task, its version stored with each
-    ranking. Stored in the database; leads can change it on the page Rubric, and then only another
+    """A Markdown file with the criteria, shown beside each task; its version is stored with each
+    ranking. Stored in the database; once leads have changed it on the Rubric page, only a different
     file replaces it."""
     flags: tuple[str, ...] = ("unsafe", "untrue", "off-topic", "broken")
     """Flags that people can put on a response."""
     gold_every: int | None = 20
-    """Mix in a gold item about once in this many tasks, if there are gold items. none: never."""
+    """Mix in a gold task about once in this many tasks, if there are gold tasks. none: never."""
     repeat_every: int | None = None
     """Repeat an earlier task about once in this many tasks, to measure consistency. none: never."""
     max_upload_mb: int = 1000
-    """Largest file that leads may upload on the page Data, in MB."""
+    """Largest file that leads may upload on the Data page, in MB."""
     loop: Path | None = None
-    """The settings file of `rlhf loop`: at /lead/runs, leads see its rounds, start and pause it and
-    promote policies. Its database must be --db."""
+    """Settings file of `rlhf loop`: on the page /lead/runs, leads see its rounds, start and pause
+    it, and promote policies. Its database must be --db."""
     model: tuple[str, ...] = ()
-    """Live mode: the models that answer, by folder or hub name; the --out of `rlhf loop` is always
-    its promoted policy; with --endpoint, by the names that it serves."""
+    """Live mode: the models that respond, as folders or hub names; the --out of `rlhf loop` stands
+    for its promoted policy. With --endpoint: model names of that server."""
     endpoint: str = ""
-    """Live mode: address of an OpenAI-compatible server, ending in /v1; its key, if it needs one,
-    in RLHF_LIVE_API_KEY."""
+    """Live mode: address of an OpenAI-compatible server, ending in /v1. Its key, if it needs one,
+    is read from RLHF_LIVE_API_KEY."""
     live_responses: int = 2
     """Live mode: responses shown side by side, 2 to 4, spread evenly over the models."""
     temperature: float = 1.0

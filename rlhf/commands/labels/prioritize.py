@@ -23,25 +23,25 @@ class Settings:
     reward: str
     """A trained reward model: the --out of `rlhf train-reward`, or a model folder."""
     by: Literal["fisher", "entropy", "delta-ucb"] = "fisher"
-    """How tasks are scored. `fisher`: information that their pairs would add about the head of the
-    reward model, given earlier rankings (arXiv 2502.04354). `entropy`: how uncertain the reward
+    """How tasks are scored. `fisher`: the information their pairs would add about the reward
+    model's head, given earlier rankings (arXiv 2502.04354). `entropy`: how uncertain the reward
     model is about their pairs. `delta-ucb`: their largest plausible reward gap (arXiv
     2603.09692)."""
     random_share: float = 0.2
-    """Share of the tasks that is drawn at random, at least 0.2: these may show errors that the
-    reward model cannot predict."""
+    """Fraction of the tasks drawn at random, at least 0.2: they can reveal errors that the reward
+    model cannot predict."""
     most: int = 10_000
-    """Maximum number of open tasks to score; the other tasks come after them."""
+    """Maximum number of open tasks to score; the others come after them."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template of a reward model that records none, e.g.
     '{"enable_thinking": false}'."""
     micro_tokens: int = 4096
-    """Tokens in one forward pass of the reward model."""
+    """Tokens per forward pass of the reward model; affects speed and memory only."""
     precision: Precision = "auto"
-    """Precision of the reward model: bf16 is autocast over float32 weights; auto uses it where the
-    hardware supports it."""
+    """Precision of the reward model. bf16: autocast over float32 weights. auto: bf16 where the
+    hardware has it, else fp32."""
     seed: int = 0
-    """Random seed of the tasks that are drawn at random."""
+    """Random seed of the tasks drawn at random."""
 
     def __post_init__(self) -> None:
         require_range("random_share", self.random_share, 0.2, 1)

@@ -29,31 +29,30 @@ class Settings:
 
     # Not keyword-only: `rlhf users add ann`.
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
-    """People: add, list, role (another one, with --role), team (another one, with --team or
-    --no-team), disable, enable, reset (new password); role, disable and reset sign the person out
-    everywhere.
-    Tasks: assign SOURCE NAME... (they alone get the tasks of that source, for example
-    `assign prompts ann bob`), assign SOURCE --team TEAM..., or assign SOURCE --everybody. Programs
-    that send feedback: token (a new one, shown once), revoke."""
+    """People: add, list, role (change it, with --role), team (change it, with --team or --no-team),
+    disable, enable, reset (new password); role, disable and reset sign the person out everywhere.
+    Tasks: assign SOURCE NAME... (only they get the tasks of that source, for example assign prompts
+    ann bob), assign SOURCE --team TEAM..., or assign SOURCE --everybody. Programs that send
+    feedback: token (a new one, shown once), revoke."""
     name: str = field(default="", kw_only=False)
     """The name of the user or program; assign: the source of prompts, as `rlhf import` stored
     it."""
     people: Annotated[tuple[str, ...], Parameter(name="--people", negative="")] = field(
         default=(), kw_only=False
     )
-    """assign: the users who get the tasks, in place of those who got them before."""
+    """assign: the users who get the tasks; replaces earlier assignments."""
     team: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    """team: the team that the person is in from now on, in place of the one before; any name makes
-    a new one. assign: teams whose people get the tasks, also those who join later."""
+    """team: the person's new team; a new name creates a team. assign: teams whose members get the
+    tasks, including those who join later."""
     no_team: Annotated[bool, Parameter(negative="")] = False
-    """team: the person is in no team from now on."""
+    """team: remove the person from their team."""
     everybody: bool = False
     """assign: let everybody get the tasks again."""
     db: Path
     """The label database."""
     role: Literal["annotator", "lead", "admin"] | None = None
-    """add (default: annotator), role: an `annotator` ranks; a `lead` also opens the pages for leads
-    and decides disputed tasks; an `admin` also adds and changes leads and admins there."""
+    """add, role: an `annotator` ranks; a `lead` also opens the pages for leads and decides disputed
+    tasks; an `admin` also adds and changes leads and admins there. Default for add: annotator."""
     password_stdin: bool = False
     """add, reset: read the password from standard input; default: generate one and show it once."""
 
@@ -104,7 +103,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Manage who may sign in to the labeling app, who gets which tasks, and tokens of programs."""
+    """Manage who may sign in to the labeling app, who gets which tasks, and programs' tokens."""
     from labeling_app.annotators.passwords import new_password
     from labeling_app.annotators.users import Users
     from labeling_app.data_io.tokens import make_token, revoke_token

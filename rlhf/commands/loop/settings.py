@@ -83,34 +83,35 @@ class LoopSettings:
     db: Path | None = None
     """The label database. Default: labels.db in --out."""
     annotator: str = PEOPLE
-    """Who ranks. `people`, with `rlhf label`; a function `signal:package.module:function`; or
+    """Who ranks: `people`, with `rlhf label`; a function `signal:package.module:function`; or
     `judge`, a judge model, configured under stages: annotate."""
     new_rankings: int | None = 100
-    """People: how many new rankings start the training of a round. Without a number, only
-    start_at does. Prompts that are imported without responses meanwhile get some from --model."""
+    """People: start the training of a round after this many new rankings. none: only --start-at
+    starts it. Prompts imported without responses in the meantime get some from --model."""
     start_at: str | None = None
-    """People: when the training of a round starts although fewer rankings are new, at least one:
-    at a time of day, "02:00", or "every 6 hours" since the round began."""
+    """People: also start the training of a round at a time of day ("02:00") or "every 6 hours"
+    since the round began, even if fewer rankings than --new-rankings are new, but at least one."""
     rounds: int = 3
     """Maximum number of rounds."""
     stop_without_gain: bool = True
     """Stop after a round that does not gain. A round gains if the interval of its policy's win rate
-    against the policy before (in round 0: the original) lies above one half, and the sign test
+    against the previous policy (in round 0: the original) lies above one half and the sign test
     finds p below 0.05."""
     launch: str | None = None
-    """What starts the commands train-reward, reference, ppo and evaluate, which have a folder of
-    their own: words put before each of them, such as `srun --gres=gpu:8`. No shell reads them. The
-    other commands use the database and run on this machine."""
+    """Prefix for the commands train-reward, reference, ppo and evaluate, which work in a folder of
+    their own, such as `srun --gres=gpu:8`. No shell interprets it. The other commands use the
+    database and run on this machine."""
     lead_may: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    """The settings that leads may change on the Runs page of `rlhf label --loop`: numbers, yes or
-    no, and choices, such as new_rankings or stages.ppo.steps."""
+    """Settings that leads may change on the Runs page of `rlhf label --loop`: numbers, switches and
+    choices, such as new_rankings or stages.ppo.steps."""
     notify: str | None = None
-    """URL that gets a JSON object (Slack's form) when the loop waits for people, ends or fails."""
+    """Webhook URL that receives a JSON message (Slack's format) when the loop waits for people,
+    ends or fails."""
     seed: int | None = None
     """Random seed of every stage whose section sets none. Default: 0."""
     price_per_hour: float | None = None
-    """Price of one device for an hour, in any currency, for every stage whose section has none: the
-    reports then say what they cost. Default: only the device-hours."""
+    """Price per device-hour, in any currency, for every stage whose section sets none; adds costs
+    to the reports. Default: report device-hours only."""
     stages: Annotated[
         dict[str, Any], Parameter(converter=_read_sections, n_tokens=1, accepts_keys=False)
     ] = field(default_factory=dict)

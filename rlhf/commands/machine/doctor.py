@@ -16,16 +16,17 @@ class Settings:
     """How much memory and disk the work needs, and whether to test the devices."""
 
     path: Path = Path()
-    """Folder on the disk to check."""
+    """Folder whose disk is checked."""
     min_memory: float = 4.0
-    """GiB of main memory to require."""
+    """Main memory to require, in GiB."""
     min_disk: float = 5.0
-    """GiB of free disk to require."""
+    """Free disk space to require, in GiB."""
     canary: bool = False
-    """Test every device: multiply matrices, train two steps and sum over all processes; takes less
+    """Test every device: multiply matrices, train two steps and sum over all processes. Takes less
     than a minute."""
     processes: int = 1
-    """With --canary: processes on this machine; under torchrun, its group is used."""
+    """With --canary: number of processes (GPUs) on this machine. Ignored under torchrun, which
+    starts them."""
 
     def __post_init__(self) -> None:
         require_range("min_memory", self.min_memory, 0)
@@ -34,7 +35,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Check Python, packages, devices, memory, disk and SQLite; exit with 2 if one fails."""
+    """Check Python, packages, devices, memory, disk and SQLite; exit code 2 if a check fails."""
     from rlhf.parallel.distributed import launch
     from rlhf.parallel.doctor import examine, require_healthy
     from rlhf.run.provenance import IMAGE

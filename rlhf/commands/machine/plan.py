@@ -39,14 +39,14 @@ class AmountSettings:
     prompts: int | None = None
     """Prompts to train on. Without --like: 1000."""
     held_out: int | None = None
-    """Prompts of the split `test`. Without --like: 100."""
+    """Test prompts. Without --like: 100."""
     responses: float | None = None
-    """train-reward: ranked responses to each prompt. Without --like: 4."""
+    """train-reward: ranked responses per prompt. Without --like: 4."""
     pairs: float | None = None
-    """dpo: pairs of each prompt. Default: as in --like, else all pairs of --amount.responses: six
-    pairs of four responses."""
+    """dpo: pairs per prompt. Default: as in --like, else all pairs of --amount.responses (four
+    responses give six pairs)."""
     samples: int | None = None
-    """reference, distill: responses sampled to each prompt. Without --like: 1."""
+    """reference, distill: responses sampled per prompt. Without --like: 1."""
     prompt_tokens: float | None = None
     """Mean tokens of a prompt. Without --like: 128."""
     response_tokens: float | None = None
@@ -56,11 +56,11 @@ class AmountSettings:
     steps: int | None = None
     """ppo: steps. Without --like: 100."""
     episodes: int | None = None
-    """ppo: responses sampled in a step. Without --like: 64."""
+    """ppo: responses sampled per step. Without --like: 64."""
     updates: int | None = None
     """ppo: passes over the responses of a step. Without --like: 1."""
     on_policy: float | None = None
-    """distill: share of the batches that the student answers. Without --like: 0.5."""
+    """distill: fraction of the batches in which the student samples. Without --like: 0.5."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -76,55 +76,56 @@ class Settings:
     ZERO_IS_NONE: ClassVar[frozenset[str]] = frozenset({"shard_group", "tflops", "network"})
 
     model: str
-    """Model folder or hub name; only its config.json is read, so a folder with that alone will do,
+    """Model folder or hub name. Only config.json is read, so a folder with just that file will do,
     such as examples/six_billion/llama_6b."""
     student: str | None = None
-    """distill: model folder or hub name of the student, whose teacher is --model. Default: every
+    """distill: model folder or hub name of the student; the teacher is --model. Default: every
     second layer of --model."""
     gpus: int = 1
     """Number of devices, over all machines."""
     shard_group: int | None = None
-    """FSDP: devices that share one sharded copy; default: all."""
+    """FSDP: number of devices that share one sharded copy; default: all."""
     tensor_parallel: int = 1
     """Also show a reward model split by tensor parallelism over this many processes; 1: off."""
     gpu_memory: float = 80.0
-    """Memory of each device in GiB; a tenth is kept free for what the plan does not count."""
+    """Memory of each device, in GiB; a tenth is kept free for what the plan does not count."""
     sequence_length: int = 1024
     """Tokens of a prompt with its response."""
     batch: int = 8
-    """Sequences in one forward pass of a device. ppo: the policy also reads half as many reference
+    """Sequences per forward pass of a device. ppo: the policy also reads half as many reference
     outputs, for the KL term (--kl.rows-per-prompt 0.5)."""
     gradient_checkpointing: bool = False
     """Plan for recomputing activations in the backward pass: less memory, more time."""
     passes: int = 1
-    """Forward and backward passes of a device per optimizer step."""
+    """Forward and backward passes per optimizer step of a device."""
     reduce_dtype: ReduceDtype = "fp32"
-    """Precision in which gradients are sent, as --parallel.reduce-dtype of the trainings; bf16
-    changes DDP, FSDP and LoRA."""
+    """Precision in which gradients are sent, as set by --parallel.reduce-dtype of the training
+    commands. bf16 changes the rows of DDP, FSDP and LoRA."""
     tflops: float | None = None
-    """Measured speed of a device, in 10¹² operations a second; with --network, shows times. With
-    --price-per-hour: that of a large matrix product; default: as in --like, else measured here."""
+    """Measured speed of a device, in 10¹² operations per second; with --network, shows times. With
+    --price-per-hour: the speed of a large matrix product; default: as in --like, else measured
+    here."""
     network: float | None = None
-    """Measured bandwidth of a device to others, in GB/s; with --tflops, shows times."""
+    """Measured bandwidth from a device to the others, in GB/s; with --tflops, shows times."""
     lora_rank: int = 16
-    """Adapter rank in the LoRA row: train-reward --adapter lora, ppo --lora.share-base."""
+    """Rank of the adapters in the LoRA row (train-reward --adapter lora, ppo --lora.share-base)."""
     engine: Literal["generate", "vllm"] = "generate"
-    """What samples for PPO and reference outputs; with `vllm` under FSDP no device ever holds a
+    """Sampling engine for PPO and reference outputs. With `vllm` under FSDP, no device ever holds a
     whole model."""
     engine_tensor_parallel: int = 1
-    """With --engine vllm: devices that share one vLLM, at most those of a machine."""
+    """With --engine vllm: number of devices that share one vLLM, at most those of one machine."""
     price_per_hour: float | None = None
-    """Price of one device for an hour, in any currency: forecasts hours and price of each stage."""
+    """Price per device-hour, in any currency: forecasts the hours and price of each stage."""
     like: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
     """With --price-per-hour: finished short runs, at most one each of train-reward, reference, ppo,
-    sft, dpo and distill. Their stages are forecast with their speed; all stages with their size,
-    unless --amount changes it."""
+    sft, dpo and distill. Their stages are forecast at their measured speed, and all stages at their
+    size unless --amount changes it."""
     utilization: float | None = None
-    """With --price-per-hour: share of --tflops that forward and backward passes reach. Default: as
-    in --like, else 0.3."""
+    """With --price-per-hour: fraction of --tflops that forward and backward passes reach. Default:
+    as in --like, else 0.3."""
     sampling_utilization: float | None = None
-    """With --price-per-hour: share of --tflops that sampling reaches. Default: as in --like, else
-    0.03."""
+    """With --price-per-hour: fraction of --tflops that sampling reaches. Default: as in --like,
+    else 0.03."""
     amount: AmountSettings = field(default_factory=AmountSettings)
     """Size of the runs whose price is forecast."""
 
@@ -189,7 +190,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Show memory and traffic of each stage per device, and with --price-per-hour its price."""
+    """Show each stage's memory and traffic per device and, with --price-per-hour, its price."""
     from rlhf.commands.machine.forecasting import forecasts
     from rlhf.planning.advice import advice_for_all, tensor_parallel_advice
     from rlhf.planning.planner import read_shape
@@ -310,7 +311,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         lines += ["", "PPO as recommended, GiB in each phase:"]
         lines += [f"  {size:>8,.2f}  {phase}" for phase, size in result["ppo_phases_gib"].items()]
     if result["commands"]:
-        lines += ["", "Commands to type, with your folders in the place of capital letters:"]
+        lines += ["", "Commands (replace the names in capitals with your folders):"]
         lines += [f"  {line}" for line in result["commands"].values()]
     return "\n".join(lines)
 

@@ -28,10 +28,11 @@ class Settings:
     reference: str
     """The original model: folder or hub name."""
     db: Path = Path("chat.db")
-    """The label database that stores questions, responses and votes; created if it is missing."""
+    """The label database that stores questions, responses and votes; created if it does not
+    exist."""
     reward: str | None = None
-    """Reward model whose rewards are shown; default: the one that --policy was trained with, if it
-    still exists."""
+    """Reward model whose rewards are shown; default: the one --policy was trained with, if it still
+    exists."""
     annotator: str | None = None
     """Your name; default: your login name."""
     port: int = 7860
@@ -52,7 +53,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Ask a policy and its original the same questions in the browser, blind until you vote."""
+    """Ask a policy and the original model the same questions in the browser, and vote blind."""
     from labeling_app.db.files.label_file import refuse_other_files
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
     from policies.sampling.streaming import LocalModel

@@ -14,7 +14,7 @@ EXAMPLE = """rlhf distill --teacher runs/first/ppo \\
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Train a smaller policy, or reward model, on what a larger one says (distillation)."""
+    """Train a smaller policy or reward model to imitate a larger one (distillation)."""
     from rlhf.parallel.distributed import launch
 
     launch(settings.processes)

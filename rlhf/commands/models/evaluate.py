@@ -46,7 +46,8 @@ class Settings(EvaluateSettings):
     people_per_pair: int = 1
     """With --to-db: how many people compare each pair."""
     mix: bool = False
-    """With --to-db: queue the pairs at random places among the open tasks; default: after them."""
+    """With --to-db: queue the pairs at random positions among the open tasks; default: after
+    them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,8 +75,8 @@ class Settings(EvaluateSettings):
 def run(settings: Settings) -> dict[str, Any]:
     """Compare a policy with the original model: win rates by judges and people, with intervals.
 
-    Give --policy, --reference and --reward together, or none of them to queue pairs (--to-db) or
-    read votes (--from-db) of a finished --out.
+    Give --policy, --reference and --reward together. For a finished --out, give none of them: then
+    --to-db queues its pairs for people, and --from-db reads their votes.
     """
     from policies.evaluate.report import headline
 

@@ -32,35 +32,35 @@ class Settings:
 
     policy: str | None = None
     """The model to serve to OpenAI clients: the --out of rlhf ppo, dpo, sft, distill, quantize or
-    loop (its promoted policy, also after a promotion), or a model folder. With --endpoint: its name
-    on that server; default: the only one there."""
+    loop (always its promoted policy), or a model folder. With --endpoint: the model's name on that
+    server; default: the only one."""
     against: str | None = None
-    """A second policy or the original model. Thumbs say which of the two people like better."""
+    """A second policy, or the original model. Thumbs show which of the two users prefer."""
     share: str = "50%"
-    """Share of conversations that --against answers."""
+    """Share of conversations that go to --against."""
     best_of: int | None = None
-    """Sample this many responses to each request, and return the one with the highest --reward."""
+    """Sample this many responses to each request and return the one with the highest --reward."""
     reward: str | None = None
-    """Without --policy: the reward model or ensemble to serve; other commands then use it with
-    --reward http://HOST:PORT. With --best-of: a reward model, function or address."""
+    """Without --policy: the reward model or ensemble to serve; other commands then use --reward
+    http://HOST:PORT. With --best-of: a reward model, function or address."""
     db: Path | None = None
-    """The label database that keeps responses and takes feedback; created if it is missing."""
+    """The label database that keeps responses and takes feedback; created if it does not exist."""
     host: str = "127.0.0.1"
-    """Address to serve on. 0.0.0.0 lets other machines connect; a policy then needs tokens of
-    `rlhf users token NAME --db D`. A reward model has no authentication."""
+    """Address to serve on. 0.0.0.0 lets other machines connect; a policy then needs tokens (`rlhf
+    users token NAME --db D`). A reward model has no authentication."""
     port: int = 8001
     """Port to serve on."""
     engine: Engine = "transformers"
-    """The model server that is started: `transformers serve` or `vllm serve`."""
+    """Model server to start: `transformers serve` or `vllm serve`."""
     engine_flags: tuple[str, ...] = ()
-    """Further flags of that server, such as --engine-flags=--continuous-batching."""
+    """Additional flags for that server, such as --engine-flags=--continuous-batching."""
     endpoint: str | None = None
-    """Address of a server that already serves --policy, ending in /v1; its key, if it needs one,
-    in RLHF_SERVE_API_KEY."""
+    """Address of a server that already serves --policy, ending in /v1. Its key, if it needs one, is
+    read from RLHF_SERVE_API_KEY."""
     against_endpoint: str | None = None
     """The same for --against."""
     silence_seconds: float = 300.0
-    """Seconds without output after which a request to the model server fails."""
+    """Let a request to the model server fail after this many seconds without output."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template of a model that records none, e.g.
     '{"enable_thinking": false}'."""
@@ -131,7 +131,7 @@ def _require_model(reward: str) -> None:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Serve a policy to an app and take its users' feedback; or serve a reward model to runs."""
+    """Serve a policy to an app and collect its users' feedback, or serve a reward model to runs."""
     if settings.serves_policy:
         from rlhf.commands.serve_policy import serve_policies
 

@@ -11,7 +11,7 @@ EXAMPLE = "rlhf loop --config examples/rounds/loop.yaml"
 def run(settings: Settings) -> dict[str, Any]:
     """Repeat rounds of sampling, ranking, training and evaluation; the same command resumes.
 
-    Each stage is one of the other commands, in a process of its own. The next round begins with the
+    Each stage is one of the other commands, in its own process. The next round starts from the
     newest policy.
     """
     from rlhf.commands.loop.opened import open_settings

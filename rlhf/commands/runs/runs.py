@@ -25,14 +25,14 @@ class Settings:
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
     """pause: the loop waits after the running stage. resume: end the pause. train: a round that
     waits for people trains with the rankings there are. promote: live mode and serving use the
-    policy of a round; rollback: the one that was promoted before. history: list all promotions and
-    rollbacks."""
+    policy of a round. rollback: they use the previously promoted one again. history: list all
+    promotions and rollbacks."""
     out: Path = field(kw_only=False)
     """The --out of rlhf loop."""
     round: int | None = None
-    """With promote, the round whose policy is promoted. Default: the newest evaluated one."""
+    """With promote: the round whose policy is promoted. Default: the newest evaluated one."""
     now: bool = False
-    """With pause, the running stage saves its state and stops; resume repeats only what is
+    """With pause: the running stage saves its state and stops; resume repeats only what is
     missing."""
 
     def __post_init__(self) -> None:

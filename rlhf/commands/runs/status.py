@@ -39,7 +39,7 @@ class Settings:
     """Folders of runs or of single stages, or a folder of runs."""
     db: Path | None = None
     """A label database with feedback on served policies: shows the thumbs of every comparison
-    (`rlhf serve --against`). May be looked at as often as you like."""
+    (`rlhf serve --against`). The results stay valid however often you look."""
     full: bool = False
     """Also show settings, last steps, reports and curves, side by side."""
 

@@ -270,7 +270,7 @@ def test_a_disk_that_is_full_when_only_tasks_are_missing(store, full_disk_before
     assert stored(store)["import_tasks"] == 0
     # The import that was interrupted has reported nothing.
     assert capfd.readouterr().err == (
-        "An interrupted import was completed. Gold or training items that were not made: 1, the "
+        "An interrupted import was completed. Gold or training tasks that were not made: 1, the "
         "first: in.jsonl:7: no gold task was made: somebody has seen this prompt\n"
     )
     recover(store.connections)

@@ -253,7 +253,10 @@ def test_processes_that_cannot_hold_it_together_are_refused(
     )
     code, _, shown = run_rlhf(*words, "--seeds=0,1", "--sharding=fsdp")
     assert code == 2
-    assert "--parallel.tensor-parallel 2 does not go with --seeds and --sharding\n  Leave" in shown
+    assert (
+        "--parallel.tensor-parallel 2 cannot be combined with --seeds and --sharding\n  Leave"
+        in shown
+    )
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InputError, match="has 2 key-value heads, which 3 processes"):
         load_causal_lm(str(tiny_model), held="parts")

@@ -126,5 +126,5 @@ def test_the_plan_names_masters(settings: PPOSettings) -> None:
 def test_where_bf16_weights_do_not_go(
     settings: PPOSettings, changes: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"bf16-weights does not go with {named}"):
+    with pytest.raises(ConfigError, match=f"bf16-weights cannot be combined with {named}"):
         changed(settings, **changes)

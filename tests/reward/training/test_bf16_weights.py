@@ -126,6 +126,6 @@ def test_where_bf16_weights_do_not_go(changes: dict[str, Any], named: str) -> No
     with pytest.raises(ConfigError) as caught:
         settings_for(Path("r"), Path("m"), Path("o"), precision="bf16-weights", **changes)
     assert str(caught.value) == (
-        f"--precision bf16-weights does not go with {named}\n"
+        f"--precision bf16-weights cannot be combined with {named}\n"
         "  Use --precision bf16, or train all weights with --sharding ddp or fsdp."
     )

@@ -59,8 +59,8 @@ def test_an_import_says_what_became_of_gold_items_and_what_comes_next() -> None:
     checks = {"new_checks": 1, "checks_not_made": 2, "first_not_made": ["a:1: seen by ann"]}
     held = {"prompts": 3, "responses": 6, "rankings": 0}
     assert sentences("import", {}, IMPORTED | checks | {"in_db": held})[1:] == [
-        "1 gold or training item will be mixed in.",
-        "2 gold or training items not made, the first: a:1: seen by ann",
+        "1 gold or training task will be mixed in.",
+        "2 gold or training tasks not made, the first: a:1: seen by ann",
         "labels.db holds 3 prompts, 6 responses and 0 rankings.",
         "Next: rlhf label --db labels.db",
     ]

@@ -193,5 +193,5 @@ def test_a_gathered_copy_is_rounded_but_for_what_is_exact() -> None:
 def test_deepspeed_would_round_the_head() -> None:
     model = Scorer()
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(ConfigError, match="bf16-weights does not go with --sharding zero2"):
+    with pytest.raises(ConfigError, match="bf16-weights cannot be combined with --sharding zero2"):
         prepare(Accelerator(cpu=True), model, optimizer, Sharding("zero2"), [model.head])

@@ -96,7 +96,7 @@ def test_gradients_are_added_up_in_bf16_where_there_are_several(monkeypatch) -> 
         ({"sharding": "zero2"}, "--sharding zero2"),
         ({"tensor_parallel": 2}, "--parallel.tensor-parallel 2"),
     ):
-        with pytest.raises(ConfigError, match=f"reduce-dtype bf16 does not go with {other}"):
+        with pytest.raises(ConfigError, match=f"reduce-dtype bf16 cannot be combined with {other}"):
             reducing(**flags)
 
 

@@ -183,7 +183,7 @@ def test_deepspeed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = RewardSettings(rankings=Path("r"), model="m", out=Path("o"), sharding="zero2")
     assert choose_sharding(usual).zero_stage == 2
     checkpoint = replace(usual.checkpoint, asynchronous=True)
-    with pytest.raises(ConfigError, match="asynchronous does not go with --sharding zero2"):
+    with pytest.raises(ConfigError, match="asynchronous cannot be combined with --sharding zero2"):
         choose_sharding(replace(usual, checkpoint=checkpoint))
 
 
