@@ -206,7 +206,7 @@ def flags(settings: Config) -> list[str]:
 
 
 def sampled_prompts(config: Config) -> list[RankedPrompt]:
-    """The prompts of a configuration with answers of its model, in a database that others share."""
+    """A configuration's prompts with its model's responses, in a database that others share."""
     db, prompts = Path(config["db"]), Path(config["prompts"])
     db.parent.mkdir(parents=True, exist_ok=True)
     if number := config.get("train_prompts"):
@@ -316,7 +316,7 @@ def write_dataset(out: Path, records: Sequence[RankedPrompt]) -> Path:
 
 
 def score(records: list[RankedPrompt], reward: Path, how: Config) -> np.ndarray:
-    """The rewards (P, M) by a reward model of all answers of some prompts, once."""
+    """The rewards (P, M) by a reward model of all responses to some prompts, once."""
     answers, found = reward / "answers.jsonl", reward / "scored.jsonl"
     if not found.exists():
         write_jsonl(answers, (record.to_json() for record in records))
@@ -330,7 +330,7 @@ def gold_of(config: Config) -> Signal:
 
 
 def signed(found: Config) -> str:
-    """A difference with its interval, as a cell: `+.21 (+.13 to +.29)`."""
+    """A difference with its interval, as a cell: `+0.21 (+0.13 to +0.29)`."""
     if found["low"] is None:
         return f"{found['value']:+.2f}"
     return "{value:+.2f} ({low:+.2f} to {high:+.2f})".format(**found)

@@ -40,7 +40,7 @@ def collect(run: Path) -> dict[str, Any]:
 
 
 def count_ties(scores: dict[str, list[float]], prompts: int) -> float:
-    """The share of comparisons, every new answer with every original one, that score the same."""
+    """The share of comparisons, every new response with every original one, that score the same."""
     ours, theirs = (np.reshape(scores[side], (prompts, -1)) for side in ("policy", "reference"))
     return float((ours[:, :, None] == theirs[:, None, :]).mean())
 
@@ -67,10 +67,10 @@ def table(results: list[dict[str, Any]]) -> str:
         "gold win rate",
         "at equal length",
         "reverse KL, nats",
-        "answers that end",
+        "responses that end",
         "length, tokens",
         "mean VADER score",
-        "commonest four words",
+        "most frequent 4-gram",
         "accuracy of the reward model",
     )
     return markdown(
@@ -103,7 +103,10 @@ def missed(results: list[dict[str, Any]]) -> str:
             (gold["value"] < 0.75, f"wins {100 * gold['value']:.1f} %, under 75 %"),
             (even < 0.7, f"wins {100 * even:.1f} % at equal length, under 70 %"),
             (nats > 12, f"moved {nats:.1f} nats, over 12"),
-            (fall > 0.05, f"the share of answers that end fell by {100 * fall:.0f} points, over 5"),
+            (
+                fall > 0.05,
+                f"the share of responses that end fell by {100 * fall:.0f} points, over 5",
+            ),
         ]
         lines += [f"* Seed {one['seed']}: {words}." for is_missed, words in misses if is_missed]
     return "\n".join(lines)
@@ -134,7 +137,7 @@ def tried(tries: list[dict[str, Any]]) -> str:
         )
         for one in tries
     ]
-    header = ("settings", "gold win rate", "at equal length", "reverse KL", "answers that end")
+    header = ("settings", "gold win rate", "at equal length", "reverse KL", "responses that end")
     return markdown(header, rows)
 
 

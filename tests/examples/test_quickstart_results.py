@@ -45,7 +45,7 @@ def test_the_readme_names_every_bar_that_is_missed() -> None:
         "* Seed 7: wins 70.0 %, under 75 %.\n"
         "* Seed 7: wins 60.0 % at equal length, under 70 %.\n"
         "* Seed 7: moved 13.0 nats, over 12.\n"
-        "* Seed 7: the share of answers that end fell by 10 points, over 5."
+        "* Seed 7: the share of responses that end fell by 10 points, over 5."
     )
 
 

@@ -3,16 +3,16 @@
 The labels are the utilitarianism part of ETHICS (Hendrycks et al., arXiv 2008.02275): which of two
 things that happened is the more pleasant for the person who tells it. A reward model learns the
 labels of split A; PPO trains the policy to go on with stories whose first sentences no label has;
-a reward model of split B, other people's labels of other texts, judges the answers. The answers of
-the first seed wait in `votes.db` for people to compare them blind (`rlhf label --db`). `data` is a
+a reward model of split B, other people's labels of other texts, judges the responses. Those of the
+first seed wait in `votes.db` for people to compare them blind (`rlhf label --db`). `data` is a
 file, or the name of a dataset on the hub with the columns that ETHICS has.
 
 Measured on held-out prompts, per seed: win rates by the disjoint judge and by the reward model
-itself, the share of answers that end, the reverse KL, how likely the answers are under the original
-model, the share of answers that have the commonest four words in a row, and how much less likely
-neutral text has become. `steps` adds runs of other lengths with the first seed, for the picture.
+itself, the share of responses that end with an end token, the reverse KL, how likely the responses
+are under the original model, the share of responses with the most frequent 4-gram, and the increase
+in NLL on neutral text. `steps` adds runs of other lengths with the first seed, for the picture.
 `ptx`, where it is given, adds one of the first seed whose loss has texts of an encyclopedia in it
-(PPO-ptx), to see whether that lowers what is forgotten.
+(PPO-ptx), to see whether that lowers the increase.
 """
 
 import gzip
@@ -98,7 +98,7 @@ def train_rewards(
 
 
 def store_outputs(config: Config, out: Path, name: str, records: list[RankedPrompt]) -> None:
-    """Store what the original model answers to some prompts, with rewards."""
+    """Store the original model's responses to some prompts, with rewards."""
     prompts = write_dataset(out / f"{name}-prompts", records)
     base = ["--prompts", prompts, "--model", config["model"], "--reward", out / "reward"]
     stage(out / name, "reference", *base, *flags(config["reference"]))
@@ -160,7 +160,7 @@ def first_sentences(pairs: Iterable[Config]) -> list[str]:
 
 
 def ask(config: Config, beginning: str) -> tuple[Message, ...]:
-    """The conversation that asks for a story: worked turns, then the beginning of this one."""
+    """The conversation that asks for a story: worked turns, then the first sentence of this one."""
     messages = []
     for start, story in config["turns"]:
         messages.append(Message(role="user", content=config["question"].format(start)))
@@ -240,7 +240,7 @@ def accuracy(records: list[RankedPrompt], reward: Path, how: Config) -> Config:
 
 
 def story_prompts(config: Config, firsts: list[str]) -> list[RankedPrompt]:
-    """Beginnings of stories: for tests, for choosing settings, and the others to train on.
+    """Prompts for stories: for tests, for choosing settings, and the others to train on.
 
     `judged_on` says which of the first two are answered and judged.
     """
@@ -272,7 +272,7 @@ def train_policy(
 def judge_policy(
     config: Config, policy: Path, labels: Path, seed: int, reference: str = "reference"
 ) -> Config:
-    """What the disjoint judge and the reward model say of a policy's answers.
+    """What the disjoint judge and the reward model say of a policy's responses.
 
     `labels` is the folder with reward model, judge and reference outputs.
     """
@@ -297,7 +297,7 @@ def judge_policy(
 
 
 def first_samples(evaluated: Path, samples: int) -> list[Config]:
-    """The first held-out beginnings with the first answer of each model, unpicked."""
+    """The first held-out prompts with the first response of each model, not cherry-picked."""
     shown = islice(read_ranked_file(RunDir(evaluated).answers), SHOWN_SAMPLES)
     return [
         {
@@ -328,9 +328,9 @@ def write_texts(data: Path, file: Path) -> Path:
 def tabulate(result: Config) -> Table:
     """One row for each seed."""
     header = ["seed", "won, judged by other people's labels (95 %)", "at equal length"]
-    header += ["won, by its own reward model", "reverse KL, nats a token", "answers that end"]
-    header += ["with the commonest four words", "log-likelihood under the original"]
-    rows = [[*header, "forgotten of neutral text, nats a token (95 %)"]]
+    header += ["won, by its own reward model", "reverse KL, nats per token", "responses that end"]
+    header += ["with the most frequent 4-gram", "log-likelihood under the original"]
+    rows = [[*header, "increase in NLL on neutral text, nats per token (95 %)"]]
     runs = [(str(one["seed"]), one) for one in result["runs"]]
     if one := result.get("ptx"):
         runs.append((f"{one['seed']}, with texts in the loss", one))
@@ -347,7 +347,7 @@ def tabulate(result: Config) -> Table:
 
 
 def template_shares(one: Config) -> dict[str, float]:
-    """The share of each model's answers with its commonest four words in a row."""
+    """The share of each model's responses with its most frequent 4-gram."""
     return {model: one["template"][model]["share"] for model in MODELS}
 
 
@@ -362,16 +362,16 @@ def plot(result: Config) -> Figure:
     for name, label in (("reward", "its own reward model"), ("judge", "other people's labels")):
         draw_line(wins, steps, [even, *(one[name] for one in lengths)], label, percent=True)
     wins.axhline(50, color="#94a3b8", linewidth=1)
-    wins.set_ylabel("answers that win, judged by, %")
-    wins.legend(frameon=False, fontsize=8)
+    wins.set_ylabel("win rate, %")
+    wins.legend(title="judged by", frameon=False, fontsize=8)
     before = template_shares(lengths[0])[MODELS[0]]
     shares = [before, *(template_shares(one)[MODELS[1]] for one in lengths)]
     templates.plot(steps, [100 * share for share in shares], marker="o")
     templates.set_ylim(bottom=0)
-    templates.set_ylabel("answers with the commonest four words, %")
+    templates.set_ylabel("responses with the most frequent 4-gram, %")
     own = lengths[0]["log_likelihood"][MODELS[0]]
     draw_line(likelihoods, steps, [own, *(one["log_likelihood"][MODELS[1]] for one in lengths)])
-    likelihoods.set_ylabel("log-likelihood under the original, nats a token")
+    likelihoods.set_ylabel("log-likelihood under the original, nats per token")
     for axes in (wins, templates, likelihoods):
         axes.set_xlabel("PPO steps")
         axes.spines[["top", "right"]].set_visible(False)

@@ -2,7 +2,7 @@
 
 DPO is `rlhf dpo`, SFT `rlhf sft`. All are evaluated by the same command, against the same stored
 answers, and compared head to head with PPO (`--against`). Best-of-n needs no training: it chooses
-among the stored answers by the reward model, so its row comes from the evaluation of PPO.
+among the stored responses by the reward model, so its row comes from the evaluation of PPO.
 """
 
 from collections.abc import Iterator

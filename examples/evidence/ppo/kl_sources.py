@@ -81,7 +81,7 @@ def by_source(result: Config) -> dict[str, list[Config]]:
 def plot(result: Config) -> Figure:
     """A point for every run, the larger one of a source their mean."""
     start = fmean(one["gold"]["reference"] for one in result["runs"])
-    figure, axes = empty_plot("audited KL(policy ‖ original), nats a response", start)
+    figure, axes = empty_plot("audited KL(policy ‖ original), nats per response", start)
     for number, (name, runs) in enumerate(by_source(result).items()):
         nats = [one["reverse"] for one in runs]
         gold = [one["gold"]["policy"] for one in runs]
@@ -94,7 +94,7 @@ def plot(result: Config) -> Figure:
 
 def tabulate(result: Config) -> Table:
     """One row for each source; with several seeds, means and what lies between the extremes."""
-    kls = [f"{name} KL, nats a response" for name in ("reverse", "forward")]
+    kls = [f"{name} KL, nats per response" for name in ("reverse", "forward")]
     rows = [["KL term", "seeds", "gold", *kls, "gold win rate, %"]]
     for name, runs in by_source(result).items():
         gold = [one["gold"]["policy"] for one in runs]

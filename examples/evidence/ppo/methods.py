@@ -2,11 +2,11 @@
 
 Stories, judge and the settings of PPO are those of `people.py`; the labels are fewer, the same for
 all: the reward model is trained on them, and DPO learns from them without it. Each method is tried
-with as many settings on the validation beginnings; of those that stay within a distance, the one
-that the judge prefers most is trained with every seed and judged on the test beginnings. A method
+with as many settings on the validation prompts; of those that stay within a limit of KL, the one
+that the judge prefers most is trained with every seed and judged on the test prompts. A method
 whose setting is chosen already (`chosen`, its place) is not tried again. Best-of-n sampling chooses
-among the stored outputs by the reward model and has nothing to set but n. As methods go different
-distances, each is also compared with what PPO gains at its distance.
+among the stored outputs by the reward model and has nothing to set but n. As methods end at
+different KLs, each is also compared with what PPO gains at its KL.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def measure(config: Config, out: Path) -> Config:
     is_tuned = all("chosen" in method for method in config["methods"].values())
     for judged_on, name in REFERENCES.items() if not is_tuned else [("test", REFERENCES["test"])]:
         stories = story_prompts(people | {"judged_on": judged_on}, firsts)
-        if judged_on == "validation":  # policies train on the beginnings of the other store
+        if judged_on == "validation":  # policies train on the prompts of the other store
             stories = [story for story in stories if story.prompt.split == "test"]
         store_outputs(people, out, name, stories)
     config = config | {"people": people}
@@ -89,7 +89,7 @@ def measure_method(config: Config, out: Path, name: str) -> Config:
 
 
 def train(config: Config, out: Path, which: tuple[str, int], seed: int, judged_on: str) -> Config:
-    """Train one method with one of its settings, and judge its answers."""
+    """Train one method with one of its settings, and judge its responses."""
     name, place = which
     people, method = config["people"], config["methods"][name]
     command, how = method["command"], method["tries"][place]
@@ -126,7 +126,7 @@ def kept(found: Config) -> Config:
 
 
 def choose(tried: Sequence[Config], max_nats_per_token: float) -> int:
-    """The place of the setting that wins most within the distance; if none is, of the nearest."""
+    """The place of the setting that wins most within the KL limit; if none is, of the lowest KL."""
     near = [n for n, one in enumerate(tried) if one["nats_per_token"] <= max_nats_per_token]
     if not near:
         return min(range(len(tried)), key=lambda n: tried[n]["nats_per_token"])
@@ -139,9 +139,9 @@ def root(nats: float) -> float:
 
 
 def gain_at(distance: float, runs: Sequence[Config]) -> float | None:
-    """The gain of these runs at a distance √KL, linear between them; None beyond the furthest.
+    """The gain of these runs at a value of √KL, linear between them; None beyond the largest.
 
-    The line begins at the original model, which has gained nothing at no distance.
+    The line begins at the original model, with no gain and no KL.
     """
     points = sorted((root(one["nats"]), one["gain"]) for one in runs)
     if distance > points[-1][0]:
@@ -151,17 +151,17 @@ def gain_at(distance: float, runs: Sequence[Config]) -> float | None:
 
 
 def best_of(result: Config) -> list[Config]:
-    """Best-of-n sampling as points of gain and distance."""
+    """Best-of-n sampling as points of gain and KL."""
     points = result["best_of_n"]
     start = points[0]["gold"]
     return [{**point, "gain": point["gold"] - start} for point in points]
 
 
 def tabulate(result: Config) -> Table:
-    """A row for each seed of each method, with what PPO gains at the same distance."""
+    """A row for each seed of each method, with what PPO gains at the same KL."""
     header = ["method", "setting", "seed", "won, by the judge (95 %)", "at equal length"]
-    header += ["gain by the judge", "PPO's gain at that distance", "reverse KL, nats"]
-    rows = [[*header, "answers that end", "with the commonest four words"]]
+    header += ["gain by the judge", "PPO's gain at that KL", "reverse KL, nats"]
+    rows = [[*header, "responses that end", "with the most frequent 4-gram"]]
     ppo = result["methods"]["ppo"]["runs"]
     for name, of in result["methods"].items():
         setting = f"{of['chosen'] + 1} of {len(result['config']['methods'][name]['tries'])}"
@@ -179,7 +179,7 @@ def tabulate(result: Config) -> Table:
 
 
 def beside(name: str, one: Config, ppo: Sequence[Config]) -> str:
-    """PPO's gain at the distance of another method, as a cell."""
+    """PPO's gain at the KL of another method, as a cell."""
     gain = None if name == "ppo" else gain_at(root(one["nats"]), ppo)
     return "–" if gain is None else f"{gain:+.2f}"
 

@@ -76,12 +76,12 @@ def measure(config: Config, out: Path) -> Config:
 
 
 def accuracy(rewards: np.ndarray, gold: np.ndarray, tie_within: float) -> Config:
-    """How often a proxy agrees with the gold function on two answers to a prompt, near ties aside.
+    """How often a proxy agrees with the gold function on pairs of responses, near ties aside.
 
     Args:
         rewards: by the proxy, shape (P, M).
-        gold: what the answers are worth, of the same shape.
-        tie_within: answers that differ by no more are as good.
+        gold: what the responses are worth, of the same shape.
+        tie_within: responses that differ by no more are as good.
     """
     better = gold[:, :, None] - gold[:, None, :] > tie_within
     agreed = (rewards[:, :, None] > rewards[:, None, :]) & better
@@ -100,7 +100,7 @@ def train_policies(
         out: its folder, with the proxy and the stored outputs.
         number: of rankings that the proxy was trained on.
         test: the test prompts.
-        gold: what the original model's answers to them are worth, shape (P, M).
+        gold: what the original model's responses to them are worth, shape (P, M).
     """
     reference, reward = out / "reference", out / f"reward-{number}"
     judged = ["--reward", reward, "--reference", reference, "--seed", config["seed"]]
@@ -158,7 +158,7 @@ def plot(result: Config) -> Figure:
     """The points of every proxy, PPO filled and best-of-n hollow, with the fitted curves."""
     proxies = result["proxies"]
     start = fmean(proxy["start"] for proxy in proxies.values())
-    figure, axes = empty_plot("√KL(policy ‖ original), nats a response", start)
+    figure, axes = empty_plot("√KL(policy ‖ original), nats per response", start)
     for number, (name, proxy) in enumerate(proxies.items()):
         for method, form in FORMS.items():
             points = [point for point in proxy[method] if point["sqrt_nats"] > 0]

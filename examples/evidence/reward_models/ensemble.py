@@ -1,6 +1,6 @@
 """One reward model against an ensemble, with clean rankings and with a quarter turned upside down.
 
-After Coste et al. (arXiv 2310.02743), for best-of-n: the answers to the test prompts are chosen by
+After Coste et al. (arXiv 2310.02743), for best-of-n: the responses to test prompts are chosen by
 one member, by the mean of all and by the worst of all, and the gold function judges the choice.
 What the ensemble adds is measured against the mean of its members, each choosing alone. Where they
 turn single pairs, whole rankings are turned here; the members differ in the order of the data only.
@@ -58,12 +58,12 @@ def measure(config: Config, out: Path) -> Config:
 
 
 def choose(rewards: Rewards, gold: Scores, n: int) -> Config:
-    """Gold score of the best of n answers by one member, and what the ensemble adds to it.
+    """Gold score of the best of n responses by one member, and what the ensemble adds to it.
 
     Args:
         rewards: by each of S members of the M answers to P prompts, shape (S, P, M).
         gold: shape (P, M).
-        n: answers to choose among.
+        n: responses to choose among.
 
     Returns:
         `single`, the mean over members; `mean` and `worst case`, the differences from it, prompt by

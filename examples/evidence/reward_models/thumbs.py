@@ -1,10 +1,11 @@
 """What thumbs alone teach a reward model, beside the same number of pairs.
 
-Users of a product give a thumb on the one answer they see. Here the signal does: up where it scores
-an answer above the median of all. The other reward model learns from one pair on each of as many
-prompts, of two answers that the signal scores clearly apart. Both are measured on the same held-out
-pairs. A thumb judges one answer and a pair two, so the pairs read twice as many answers. Each
-trains a head on the frozen model, which has one best solution, and all weights from there.
+Users of a product give a thumb on the one response they see. Here the signal does: up where it
+scores a response above the median of all. The other reward model learns from one pair on each of as
+many prompts, of two responses that the signal scores clearly apart. Both are measured on the same
+held-out pairs. A thumb judges one response and a pair two, so the pairs read twice as many
+responses. Each trains a head on the frozen model, which has one best solution, and all weights from
+there.
 """
 
 from collections.abc import Callable, Sequence
