@@ -15,7 +15,7 @@ from rlhf.planning.price import cost_in_words
 from rlhf.records.jsonl import write_text_atomically
 
 PANEL = (5.2, 3.6)  # inches
-SPEEDS = {"tokens_per_second": "tokens a second", "scores_per_second": "scores a second"}
+SPEEDS = {"tokens_per_second": "tokens per second", "scores_per_second": "scores per second"}
 Rows = Sequence[Mapping[str, Any]]
 
 

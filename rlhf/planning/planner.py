@@ -273,16 +273,18 @@ def trained_items(
     With bf16 weights `rounded` of them have float32 masters; the others are their own masters.
     """
     items = [
-        Item(f"{name}: weights", FP32 * parameters, "float32, 4 bytes a parameter", State.WEIGHTS),
+        Item(
+            f"{name}: weights", FP32 * parameters, "float32, 4 bytes per parameter", State.WEIGHTS
+        ),
         Item(
             f"{name}: Adam",
             2 * FP32 * parameters,
-            "two moments, 8 bytes a parameter",
+            "two moments, 8 bytes per parameter",
             State.OPTIMIZER,
         ),
     ]
     if rounded is not None:
-        why = "float32, 4 bytes a parameter; heads among them"
+        why = "float32, 4 bytes per parameter; heads among them"
         items[0] = Item(f"{name}: weights", BF16 * rounded, "bf16, 2 bytes each", State.WEIGHTS)
         items.append(Item(f"{name}: masters", FP32 * parameters, why, State.OPTIMIZER))
     if buckets:

@@ -32,10 +32,10 @@ matrix or the rest is larger than layers and activations, the peak is when their
 output matrix 16, as it was gathered again just before, beside the activations of the policy alone.
 Of policy and critic a layer of one is gathered at a time. `--parallel.reduce-dtype bf16` is not
 counted: FSDP then needs less than is planned. While PPO
-samples under ZeRO-3 or FSDP, every device also holds the whole policy, 4 bytes a parameter, and
+samples under ZeRO-3 or FSDP, every device also holds the whole policy, 4 bytes per parameter, and
 copies of its matrices; with bf16 weights 2 bytes. With FSDP and vLLM it holds its part of vLLM's
 bf16 weights and pages instead. To measure, FSDP gathers a layer at a time, ZeRO-3 policy and
-critic. Audits load the original model in float32: 4 bytes a parameter, sharded only under FSDP.
+critic. Audits load the original model in float32: 4 bytes per parameter, sharded only under FSDP.
 For PPO, LoRA is one model with `--lora.share-base`, as in rlhf/planning/ppo_plan.py. For reference
 outputs each device holds the whole model, unless vLLM samples under FSDP.
 """

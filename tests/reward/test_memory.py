@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_three_ways_out(six
     with pytest.raises(ConfigError) as caught:
         require_memory(settings_for(six_billion, tokens_per_batch=4096), 20 * GIB)
     assert "needs 119.3 GiB in each process; 20.0 GiB are available" in caught.value.problem
-    assert "float32, 4 bytes a parameter" in caught.value.problem
+    assert "float32, 4 bytes per parameter" in caught.value.problem
     ways = caught.value.remedy.splitlines()
     assert ways[0] == "Try one of:"
     assert ways[1].startswith("  1. --adapter lora --batch.gradient-checkpointing")
@@ -232,7 +232,7 @@ def test_the_dry_run_counts_what_processes_divide(six_billion):
     assert [item.size for item in in_groups.resident] == [2 * held, 4 * held]
     offloaded = plan_sharded(changed(fsdp, offload=True))
     assert offloaded.peak == activations.size
-    assert offloaded.resident[0].why == "float32, 4 bytes a parameter; in main memory"
+    assert offloaded.resident[0].why == "float32, 4 bytes per parameter; in main memory"
     adam_only = plan_sharded(changed(fsdp, sharding="zero1"))
     weights, adam, stepped = (item.size for item in adam_only.resident)
     assert (weights, adam, stepped) == (8 * held, 2 * held, held)  # DeepSpeed's own copy

@@ -29,7 +29,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
             best = max(rows, key=lambda row: row[speed])
             blocks.append(align([head, *(_cells(row, speed) for row in rows)]))
             blocks.append(
-                f"Most {speed.split('_')[0]} a second: {best[speed]:,.1f} by {best['run']} in "
+                f"Most {speed.split('_')[0]} per second: {best[speed]:,.1f} by {best['run']} in "
                 f"batches of {best['batch_size']}."
             )
     return "\n".join([*blocks, f"Report: {RunDir(settings.out).report_html}"])

@@ -196,9 +196,9 @@ def _template(found: Mapping[str, Mapping[str, Any]] | None) -> Iterator[str]:
     new, original = found["policy"], found["reference"]
     if new["share"] > max(TEMPLATE_SHARE, 2 * original["share"]):
         yield (
-            f"A template: {100 * new['share']:.0f} % of the new answers say “{new['words']}” (the "
-            f"original's commonest four words stand in {100 * original['share']:.0f} %). Read the "
-            "samples before you trust the win rate."
+            f"A template: {100 * new['share']:.0f} % of the new responses say “{new['words']}” "
+            f"(the original's most frequent 4-gram is in {100 * original['share']:.0f} %). Read "
+            "the samples before you trust the win rate."
         )
 
 

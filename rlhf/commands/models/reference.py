@@ -101,13 +101,13 @@ def _describe_store(result: dict[str, Any]) -> str:
         lines.append(_spread("reward", result["reward"]) + f"   by {result['reward']['path']}")
     lines += [
         f"{'EOS rate':<16} {result['eos_rate']:.3f}",
-        f"{'mean log-prob':<16} {result['mean_log_prob']:.3f} nats a token",
-        f"{'mean entropy':<16} {result['mean_entropy']:.3f} nats a token",
+        f"{'mean log-prob':<16} {result['mean_log_prob']:.3f} nats per token",
+        f"{'mean entropy':<16} {result['mean_entropy']:.3f} nats per token",
     ]
     for one in result["examples"]:
         end = "" if one["finished"] else ", cut at the length limit"
         reward = "" if one["reward"] is None else f", reward {one['reward']:.2f}"
-        facts = f"{one['length']} tokens{end}, {one['mean_log_prob']:.2f} nats a token{reward}"
+        facts = f"{one['length']} tokens{end}, {one['mean_log_prob']:.2f} nats per token{reward}"
         lines += ["", f"[{one['split']}] {one['prompt']}", f"→ {one['response']}", f"  ({facts})"]
     return "\n".join(lines)
 

@@ -127,8 +127,8 @@ def test_a_template_is_warned_of(original: float, new: float, warns: bool) -> No
         },
     }
     warning = (
-        "A template: 6 % of the new answers say “i'm here to help” (the original's commonest four "
-        "words stand in 2 %). Read the samples before you trust the win rate."
+        "A template: 6 % of the new responses say “i'm here to help” (the original's most frequent "
+        "4-gram is in 2 %). Read the samples before you trust the win rate."
     )
     assert (warning in describe_report(settings, report).splitlines()) == warns
 
