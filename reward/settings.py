@@ -237,7 +237,7 @@ class RewardSettings(ClusterSettings):
     """Folder for the trained reward model, its metrics and its report."""
     loss: Loss = "bradley_terry"
     """Training loss. `bradley_terry`: over all pairs of a prompt. `plackett_luce`: over the whole
-    ranking. `regression`: squared error against standardized scores, or ranks without scores."""
+    ranking. `regression`: squared error against standardized scores (ranks if there are none)."""
     adapter: Adapter = "none"
     """What is trained. `none`: all weights. `lora`: adapters next to frozen weights. `qlora`: the
     same, with the frozen weights in 4 bits; CUDA only."""

@@ -46,8 +46,8 @@ class Settings:
     db: Path | None = None
     """The label database that keeps responses and takes feedback; created if it does not exist."""
     host: str = "127.0.0.1"
-    """Address to serve on. 0.0.0.0 lets other machines connect; a policy then needs tokens (`rlhf
-    users token NAME --db D`). A reward model has no authentication."""
+    """Address to serve on. 0.0.0.0 lets other machines connect; a policy then needs tokens:
+    `rlhf users token NAME --db D`. A reward model has no authentication."""
     port: int = 8001
     """Port to serve on."""
     engine: Engine = "transformers"
