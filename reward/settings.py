@@ -276,7 +276,7 @@ class RewardSettings(ClusterSettings):
     precision: TrainingPrecision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32. bf16-weights:
     the trained model also holds its weights and gradients in bf16, with float32 masters that the
-    optimizer steps; for GPUs, and only if all weights are trained."""
+    optimizer updates; for GPUs, and only if all weights are trained."""
     resume: bool = False
     """Continue an unfinished run in --out."""
     ddp_comm_hook: CommunicationHook = "no"

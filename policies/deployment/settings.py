@@ -43,7 +43,7 @@ class QuantizeSettings:
     """Maximum mean change of a token's log-prob in the unquantized policy's responses, in nats;
     more is refused (exit code 3)."""
     num_prompts: int = 128
-    """Number of held-out prompts to compare on, from the start of the file."""
+    """How many held-out prompts to compare on; the first ones are used."""
     samples: int = 4
     """Responses of each policy per prompt."""
     temperature: float = 1.0
@@ -85,7 +85,7 @@ class BenchmarkSettings:
     out: Path
     """Folder for the report."""
     batch_sizes: Sizes = (1, 8, 32)
-    """Batch sizes: prompts responded to, or sequences scored, at once."""
+    """Batch sizes, in prompts to respond to or sequences to score."""
     prompt_tokens: Sizes = (128,)
     """Lengths of prompts, in tokens."""
     answer_tokens: Sizes = (64,)

@@ -42,7 +42,7 @@ class EvaluateSettings:
     """Neutral text on which the increase in NLL is measured: a .txt file with a blank line between
     paragraphs, or JSON Lines with `text`. Default: 20 paragraphs of neutral English prose."""
     split: Literal["test", "train"] = "test"
-    """Which prompts to respond to; `test` prompts were not trained on."""
+    """Which prompts to evaluate on; `test` prompts were not trained on."""
     samples: int = 4
     """Responses of the policy per prompt."""
     engine: Engine = "generate"

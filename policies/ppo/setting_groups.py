@@ -220,12 +220,12 @@ class KLSettings:
     source: Literal["reference", "adapter", "resident", "none"] = "reference"
     """What the policy is compared with. `reference`: the reference outputs, as a loss, with no
     other model in memory (forward KL). `resident`: a frozen copy of the original model, as a
-    penalty on each token's reward (reverse KL). `adapter`: the same, with the policy itself, its
-    LoRA adapter switched off, as the original model. `none`: no KL term."""
+    penalty on each token's reward (reverse KL). `adapter`: the same, with the policy's LoRA adapter
+    switched off in place of a copy. `none`: no KL term."""
     estimator: Literal["k3", "k1", "top_k", "token_reverse"] = "k3"
     """How the KL of --kl.source reference is estimated. `k3` (low variance) or `k1`: forward KL.
     `top_k`: forward KL over the most likely tokens; needs `rlhf reference --store-top-k`.
-    `token_reverse`: reverse KL of each next token of the reference outputs."""
+    `token_reverse`: reverse KL of the next-token distributions along the reference outputs."""
     coefficient: float = 0.1
     """Strength of the KL term: a larger one keeps the policy closer to the original model. Usual:
     0.1 to 1 with --kl.source reference, 0.02 to 0.05 with `resident` and `adapter`, whose scale

@@ -78,7 +78,7 @@ class ReferenceSettings(GroupSettings):
     """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
     them."""
     store_top_k: int | None = None
-    """Also store the log-probs of this many most likely tokens at every position, for
+    """Also store the log-probs of the N most likely tokens at every position, for
     `rlhf ppo --kl.estimator top_k`. Default: not stored."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""

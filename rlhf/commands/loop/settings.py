@@ -90,7 +90,8 @@ class LoopSettings:
     starts it. Prompts imported without responses in the meantime get some from --model."""
     start_at: str | None = None
     """People: also start the training of a round at a time of day ("02:00") or "every 6 hours"
-    since the round began, even if fewer rankings than --new-rankings are new, but at least one."""
+    since the round began, even with fewer new rankings than --new-rankings, but with at least
+    one."""
     rounds: int = 3
     """Maximum number of rounds."""
     stop_without_gain: bool = True
