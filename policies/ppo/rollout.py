@@ -256,11 +256,12 @@ def build_experience(
     scores: Scores,
     measured: Measured,
     settings: PPOSettings,
+    kl_coefficient: float,
 ) -> Experience:
     """Token rewards, then advantages, loss mask and sampler weights: what updates learn from.
 
     The score is the reward of the last token. With a reverse KL term, β (log π − log π_ref) is
-    subtracted at every token.
+    subtracted at every token; β is `kl_coefficient`.
     """
     mask = episodes.mask
     loss_mask, weights = _loss_weights(context, episodes, measured.log_probs, settings)
@@ -268,7 +269,7 @@ def build_experience(
     token_rewards = place_at_end(scores.shaped + scores.baseline, mask)
     if measured.reference_log_probs is not None:
         log_ratio = measured.log_probs - measured.reference_log_probs
-        token_rewards -= settings.kl.coefficient * log_ratio * mask
+        token_rewards -= kl_coefficient * log_ratio * mask
     advantages, returns = compute_advantages(
         context.accelerator, token_rewards, measured.values, mask, settings, loss_mask
     )

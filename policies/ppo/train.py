@@ -1,13 +1,14 @@
 """`rlhf ppo`: trains a policy on a reward, with a KL term that keeps it near the original model.
 
-Differs from the PPO of InstructGPT (arXiv 2203.02155): the KL term is the forward KL on reference
-outputs that were stored ahead of time. It is a loss in addition to the clip loss, not a penalty in
-the reward, so no reference model is in memory. Rewards are reported as gains over the reference
-outputs of the same prompt.
+By default (`--kl.source reference`) it differs from the PPO of InstructGPT (arXiv 2203.02155): the
+KL term is the forward KL on reference outputs that were stored ahead of time, added to the loss,
+and no reference model is in memory. `--kl.source resident` and `adapter` subtract the reverse KL
+from the rewards, as InstructGPT does. `reward/mean` is the raw score, `reward/centered` the gain
+over the mean of the prompt's reference outputs.
 """
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -157,18 +158,17 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
         saver.listening(),
     ):
         for step in range(done + 1, settings.steps + 1):
-            kl = replace(settings.kl, coefficient=state.kl_coefficient)
-            row = take_step(training, replace(settings, kl=kl), step)
+            metrics = take_step(training, step, state.kl_coefficient)
             newest = newest_checkpoint(run.checkpoints)
-            check_step(row, accelerator.mixed_precision, newest, single_update=is_single)
-            append_metrics(run.metrics_file, row)
-            accelerator.log(row, step=step)
-            step_kl = next((row[name] for name in MEASURED_KL if name in row), None)
-            state.audited_kl = row.get(AUDITED_KL, state.audited_kl)  # valid until the next
-            kls = [value for value in (step_kl, state.audited_kl) if value is not None]
+            check_step(metrics, accelerator.mixed_precision, newest, single_update=is_single)
+            append_metrics(run.metrics_file, metrics)
+            accelerator.log(metrics, step=step)
+            step_kl = next((metrics[name] for name in MEASURED_KL if name in metrics), None)
+            state.audited_kl = metrics.get(AUDITED_KL, state.audited_kl)  # valid until the next
+            measured_kls = [value for value in (step_kl, state.audited_kl) if value is not None]
             state.guard_counts = check_guards(
-                row,
-                max(kls, default=None),
+                metrics,
+                max(measured_kls, default=None),
                 reference_means,
                 settings.guards,
                 state.guard_counts,
@@ -177,24 +177,24 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
             )
             if step_kl is not None:
                 episodes = settings.batch.episodes_per_step
-                state.kl_coefficient = adjust(kl.coefficient, step_kl, episodes, kl)
+                state.kl_coefficient = adjust(state.kl_coefficient, step_kl, episodes, settings.kl)
             shown = "" if step_kl is None else f"  kl {step_kl:z.3f}"
-            bar.show(f"reward {row['reward/mean']:+z.2f}{shown}")
+            bar.show(f"reward {metrics['reward/mean']:+z.2f}{shown}")
             bar.advance()
             has_warning = settings.guards.patience and state.guard_counts
             is_last = step == settings.steps
             saver.after_step(step, asdict(state), is_good=not has_warning, is_last=is_last)
 
 
-def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str, float]:
+def take_step(training: Training, step: int, kl_coefficient: float) -> dict[str, float]:
     """One step of PPO: rollout, scores, advantages, losses and optimizer steps; its metrics.
 
     Args:
         training: the run.
-        settings: those of the run, with this step's KL coefficient.
         step: from 1.
+        kl_coefficient: weight of the KL term in this step.
     """
-    accelerator, context = training.accelerator, training.rollout
+    accelerator, context, settings = training.accelerator, training.rollout, training.settings
     laps = Laps(accelerator, training.matmul_rate, settings.parallel.tensor_parallel)
     beat("sampling", step)
     rates = set_learning_rates(training, step)
@@ -213,9 +213,9 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
     scores = score_episodes(context, episodes)
     with training.gathered_model.gathered(training.model) as model:
         measured = measure_episodes(context, model, episodes, settings)
-        experience = build_experience(context, episodes, scores, measured, settings)
-        kls = read_parts(
-            model, lambda: measure_kl(training, model, episodes, measured, settings, step)
+        experience = build_experience(context, episodes, scores, measured, settings, kl_coefficient)
+        step_kls = read_parts(
+            model, lambda: kl_metrics(training, model, episodes, measured, step, kl_coefficient)
         )
     beat("updating", step)
     laps.end("score")
@@ -229,13 +229,15 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
         texts = training.texts.of_step(step) if training.texts else None
     data = StepData(experience, references, texts)
     temperature = context.sampling.temperature
-    learner = Learner(accelerator, training.model, training.optimizer, settings, temperature)
+    learner = Learner(
+        accelerator, training.model, training.optimizer, settings, temperature, kl_coefficient
+    )
     statistics = update(learner, data, generator)
     laps.end("update")
     metrics = {"step": step, **describe_rollout(accelerator, episodes, scores, measured)}
     cap = settings.sampling.correction_cap
     metrics |= describe_correction(context, episodes, experience, cap)
-    metrics |= {**kls, **statistics, **rates}
+    metrics |= {**step_kls, **statistics, **rates}
     if settings.advantages == "gae":
         metrics |= describe_values(accelerator, experience)
     return metrics | laps.seconds | laps.metrics()
@@ -266,41 +268,49 @@ def update(learner: Learner, data: StepData, generator: torch.Generator) -> dict
     return {**sums.means(learner.settings), "updates": updates, **norms}
 
 
-def measure_kl(
+def kl_metrics(
     training: Training,
     model: PolicyAndCritic,
     episodes: Episodes,
     measured: Measured,
-    settings: PPOSettings,
     step: int,
+    kl_coefficient: float,
 ) -> dict[str, float]:
-    """The KLs of a step that are not part of its update, and the coefficient."""
-    accelerator, kl = training.accelerator, settings.kl
-    kls: dict[str, float] = {}
+    """The KLs of a step that are not part of its update, and the coefficient.
+
+    * The reverse KL of the episodes, if the reference's log-probs of them are measured in every
+      step; else in every `--kl.audit-every`th step as an audit, for which the original model is
+      loaded or the adapters are switched off.
+    * With `--kl.target` and stored reference outputs, the forward KL on those of held-out prompts,
+      by which the coefficient is adapted.
+    * With `--kl.target`, `kl/coefficient`.
+    """
+    accelerator, kl = training.accelerator, training.settings.kl
+    metrics: dict[str, float] = {}
     if measured.reference_log_probs is not None:
-        kls |= describe_reverse_kl(
+        metrics |= describe_reverse_kl(
             accelerator, measured.log_probs, measured.reference_log_probs, episodes.mask
         )
     elif kl.audit_every and step % kl.audit_every == 0:
-        kls |= audit(
+        metrics |= audit(
             accelerator,
             training.store,
             model,
             episodes.sequences,
             measured.log_probs,
-            settings,
+            training.settings,
             training.rollout.sharding,
         )
     if kl.target is None:
-        return kls
+        return metrics
     if kl.source == "reference":
         held_out = training.store.by_prompt("test") or training.prompts
         rows = [group[0] for group in held_out[:CONTROL_PROMPTS]]
         held_out_kl = measure_forward_kl(
             accelerator, model.policy, training.tokenizer, rows, training.store.sampling.temperature
         )
-        kls["kl/held_out_forward_k3_per_token"] = held_out_kl["per_token"]
-    return kls | {"kl/coefficient": kl.coefficient}
+        metrics["kl/held_out_forward_k3_per_token"] = held_out_kl["per_token"]
+    return metrics | {"kl/coefficient": kl_coefficient}
 
 
 def set_learning_rates(training: Training, step: int) -> dict[str, float]:

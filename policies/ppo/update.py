@@ -40,13 +40,19 @@ CLAMPING = ("k3", "token_reverse")  # the estimators whose log-ratios have a lim
 
 @dataclass(frozen=True)
 class Learner:
-    """What is trained, and by which settings; `temperature` is that of sampling."""
+    """What is trained, and how.
+
+    Attributes:
+        temperature: that of sampling.
+        kl_coefficient: weight of the KL loss; an adaptive one differs from that in the settings.
+    """
 
     accelerator: Accelerator
     model: torch.nn.Module
     optimizer: Optimizer
     settings: PPOSettings
     temperature: float
+    kl_coefficient: float
 
 
 @dataclass(frozen=True)
@@ -244,7 +250,7 @@ def compute_gradients(learner: Learner, data: StepData, minibatch: Minibatch) ->
                 losses = compute_losses(learner, data, part)
                 loss = losses.policy + settings.critic.coefficient * losses.value
                 loss = loss / counts.tokens.clamp(min=1)
-                kl = settings.kl.coefficient * losses.forward_kl
+                kl = learner.kl_coefficient * losses.forward_kl
                 loss = loss + kl / counts.reference_tokens.clamp(min=1)
                 loss = loss + settings.ptx.coefficient * losses.ptx / counts.ptx_tokens.clamp(min=1)
                 # data parallelism averages gradients over processes, and here they are to be added

@@ -1,8 +1,8 @@
 """True KLs of a policy: forward on reference outputs, reverse with the reference loaded.
 
 The reverse KL of a policy's own samples cannot come from a store; it needs the reference's
-log-probs of fresh samples. Training never loads the reference model; this audit does, unless the
-policy without its adapters is the reference.
+log-probs of fresh samples. Training with `--kl.source reference` has no reference model in memory;
+this audit loads it, unless the policy without its adapters is the reference.
 """
 
 import statistics

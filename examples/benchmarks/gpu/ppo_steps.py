@@ -114,7 +114,7 @@ def take_steps(settings: PPOSettings) -> list[Line]:
     rows: list[Line] = []
     for step in range(1, settings.steps + 1):
         began = machine.now()
-        row = take_step(training, settings, step)
+        row = take_step(training, step, settings.kl.coefficient)
         rows.append({**row, "seconds": machine.now() - began})
         phases = "  ".join(f"{name} {row[f'seconds/{name}']:.2f} s" for name in PHASES)
         say(

@@ -154,7 +154,9 @@ class PPO:
         self.references = reference_batch([build_row(row) for row in rows], 0, accelerator.device)
 
     def step(self, number: int) -> dict[str, float]:
-        learner = Learner(self.accelerator, self.model, self.optimizer, SETTINGS, 1.0)
+        learner = Learner(
+            self.accelerator, self.model, self.optimizer, SETTINGS, 1.0, SETTINGS.kl.coefficient
+        )
         data = StepData(self.experience, self.references)
         return update(learner, data, torch.Generator().manual_seed(number))
 
@@ -172,7 +174,9 @@ class PPO:
         )
         texts = stack_chunks(RESPONSES[rank::ranks], 0, self.accelerator.device)
         settings = changed(SETTINGS, micro_tokens=MIXING, ptx_coefficient=0.5)
-        learner = Learner(self.accelerator, self.model, self.optimizer, settings, 1.0)
+        learner = Learner(
+            self.accelerator, self.model, self.optimizer, settings, 1.0, settings.kl.coefficient
+        )
         data = StepData(experience, self.references, texts)
         return update(learner, data, torch.Generator().manual_seed(number))
 

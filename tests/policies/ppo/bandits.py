@@ -106,5 +106,7 @@ def collect(
     episodes = sample_episodes(context, model.policy, prompts, settings.sampling.batch_size)
     scores = score_episodes(context, episodes)
     measured = measure_episodes(context, model, episodes, settings)
-    experience = build_experience(context, episodes, scores, measured, settings)
+    experience = build_experience(
+        context, episodes, scores, measured, settings, settings.kl.coefficient
+    )
     return episodes, scores, measured, experience

@@ -89,7 +89,11 @@ def trained_policy(
         prompts = [(rows[0],)] * settings.batch.episodes_per_step
         *_, experience = collect(context, model, prompts, settings)
         data = StepData(experience, reference_batch(used, PAD, accelerator.device))
-        update(Learner(accelerator, model, optimizer, settings, 1.0), data, generator)
+        update(
+            Learner(accelerator, model, optimizer, settings, 1.0, settings.kl.coefficient),
+            data,
+            generator,
+        )
     with torch.no_grad():
         logits = model.policy(torch.tensor([[2, 3]])).logits[0, -1]
     return logits.double().softmax(0).numpy()

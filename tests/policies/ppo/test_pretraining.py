@@ -82,7 +82,7 @@ def weights_after(folder: Path, chunks: list[list[int]], **changes: object):
         reference_batch([], 0, accelerator.device),
         stack_chunks(chunks, 0, accelerator.device),
     )
-    learner = Learner(accelerator, model, optimizer, settings, temperature=0.7)
+    learner = Learner(accelerator, model, optimizer, settings, 0.7, settings.kl.coefficient)
     found = update(learner, data, torch.Generator().manual_seed(0))
     return plain.policy.state_dict(), found
 

@@ -42,7 +42,14 @@ def after_update(
     model: PolicyAndCritic, experience: Experience, **changes: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learner = Learner(start("fp32", 0), model, optimizer, changed(SETTINGS, **changes), 1.0)
+    learner = Learner(
+        start("fp32", 0),
+        model,
+        optimizer,
+        changed(SETTINGS, **changes),
+        1.0,
+        SETTINGS.kl.coefficient,
+    )
     data = StepData(experience, reference_batch(build_rows(), 0, torch.device("cpu")))
     statistics = update(learner, data, torch.Generator().manual_seed(0))
     return {name: value.clone() for name, value in model.state_dict().items()}, statistics

@@ -52,7 +52,9 @@ def test_a_frozen_critic_is_not_read_again(tiny_model: Path, micro_tokens: int |
         optimizer = torch.optim.SGD(trained, lr=0.1)
         references = reference_batch(build_rows(), 0, torch.device("cpu"))
         data = StepData(replace(experience, critic_features=known), references)
-        learner = Learner(start("fp32", 0), model, optimizer, settings, temperature=1.0)
+        learner = Learner(
+            start("fp32", 0), model, optimizer, settings, 1.0, settings.kl.coefficient
+        )
         update(learner, data, torch.Generator().manual_seed(0))
         heads.append(model.critic.score.weight.detach().clone())
     assert not reads

@@ -87,6 +87,6 @@ def weights_after_update(
     plain = build_model(folder)
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
     data = StepData(build_experience(), reference_batch(rows, 0, accelerator.device))
-    learner = Learner(accelerator, model, optimizer, settings, temperature=1.0)
+    learner = Learner(accelerator, model, optimizer, settings, 1.0, settings.kl.coefficient)
     statistics = update(learner, data, torch.Generator().manual_seed(0))
     return {k: v.clone() for k, v in plain.state_dict().items()}, statistics

@@ -70,7 +70,7 @@ def test_a_pass_has_the_rows_that_the_update_gives_it(
     parts = split_minibatches(lengths, torch.arange(rows) + 1, minibatches, torch.Generator())
     experience = SimpleNamespace(sequences=stacked(own))
     data = StepData(experience, ReferenceBatch(stacked(rows), torch.empty(0)))
-    learner = Learner(Accelerator(cpu=True), torch.nn.Linear(1, 1), None, given, 1.0)
+    learner = Learner(Accelerator(cpu=True), torch.nn.Linear(1, 1), None, given, 1.0, 0.0)
     passes = [one for part in parts for one in micro_batches(learner, data, part)]
     largest = max(len(one.episodes) for one in passes)
     beside = max(len(one.reference_rows) for one in passes)

@@ -69,7 +69,14 @@ def test_policy_value_kl_and_text_losses_are_read_after_all_micro_batches(
 ) -> None:
     settings = changed(SETTINGS, **how)
     plain, model = (build_packing_model(tiny_model) for _ in range(2))
-    learner = Learner(start("fp32", 0), plain, torch.optim.SGD(plain.parameters()), settings, 1.0)
+    learner = Learner(
+        start("fp32", 0),
+        plain,
+        torch.optim.SGD(plain.parameters()),
+        settings,
+        1.0,
+        settings.kl.coefficient,
+    )
     expected = compute_gradients(learner, step_data(torch.device("cpu")), ALL)
     learner = replace(learner, accelerator=use_device(monkeypatch), model=on_device(model))
     with waiting() as waits:
@@ -167,7 +174,7 @@ def test_autocast_and_fsdp_read_no_more_numbers(tiny_model: Path) -> None:
             model, optimizer = prepare(accelerator, model, optimizer, Sharding("fsdp"))
             assert all(isinstance(one, DTensor) for one in model.parameters())
         settings = changed(SETTINGS, micro_batch_size=1)
-        learner = Learner(accelerator, model, optimizer, settings, 1.0)
+        learner = Learner(accelerator, model, optimizer, settings, 1.0, settings.kl.coefficient)
         with Reads() as reads:
             compute_gradients(learner, step_data(torch.device("cpu")), ALL)
         counts[precision, strategy] = reads.count

@@ -72,11 +72,15 @@ def test_each_phase_counts_what_the_profiler_counts(
         episodes = counted("sample", lambda: sample_episodes(context, model.policy, prompts, 8))
         scores = counted("score", lambda: score_episodes(context, episodes))
         measured = counted("measure", lambda: measure_episodes(context, model, episodes, settings))
-        experience = build_experience(context, episodes, scores, measured, settings)
+        experience = build_experience(
+            context, episodes, scores, measured, settings, settings.kl.coefficient
+        )
     rows = choose_reference_rows(prompts, 1, settings, torch.Generator().manual_seed(0))
     pad_id = int(training.tokenizer.pad_token_id)
     data = StepData(experience, reference_batch(rows, pad_id, accelerator.device))
-    learner = Learner(accelerator, training.model, training.optimizer, settings, 1.0)
+    learner = Learner(
+        accelerator, training.model, training.optimizer, settings, 1.0, settings.kl.coefficient
+    )
     counted("update", lambda: update(learner, data, torch.Generator().manual_seed(0)))
     for phase, (ours, profiled) in found.items():
         assert profiled > 1e6, phase
