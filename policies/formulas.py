@@ -34,9 +34,11 @@ def shape_rewards(
     length_penalty: float = 0.0,
     limit: float | None = None,
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """What a response earns, and how much of it was taken off as the baseline of its prompt.
+    """Shaped reward, and the prompt baseline that was subtracted from it.
 
-    The baseline is known before the response: a critic need not predict it.
+    `centered` subtracts the prompt's mean reference reward so that `limit` clips the gain, not the
+    raw score. `Scores.for_advantages` adds it back, because every advantage estimator removes a
+    constant of the prompt anyway.
 
     Args:
         scores: of the responses.
@@ -50,12 +52,12 @@ def shape_rewards(
         limit: the result is clipped to ± this; None is no limit.
 
     Returns:
-        Shaped rewards and baselines; their sum is what the critic predicts.
+        Shaped rewards and prompt baselines; their sum is what the critic predicts.
     """
-    shaped, baseline = scores, torch.zeros_like(scores)
+    shaped, prompt_baseline = scores, torch.zeros_like(scores)
     if shaping == "centered":
         shaped = center(scores, reference_scores)
-        baseline = scores - shaped
+        prompt_baseline = scores - shaped
     elif shaping == "par":
         shaped = preference(scores, reference_scores)
     if missing_eos_reward is None:
@@ -63,7 +65,7 @@ def shape_rewards(
     else:
         shaped = shaped.where(finished, missing_eos_reward)
     shaped = shaped - length_penalty * lengths
-    return shaped if limit is None else shaped.clamp(-limit, limit), baseline
+    return shaped if limit is None else shaped.clamp(-limit, limit), prompt_baseline
 
 
 def center(

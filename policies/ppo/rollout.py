@@ -94,14 +94,22 @@ class Episodes:
 class Scores:
     """Rewards of episodes."""
 
-    scores: Float[Tensor, " B"]
+    raw: Float[Tensor, " B"]
     """As the reward gives them."""
     centered: Float[Tensor, " B"]
     """Minus the mean of the prompt's reference outputs."""
     shaped: Float[Tensor, " B"]
     """After `--rewards.shaping`, limits and penalties."""
-    baseline: Float[Tensor, " B"]
-    """What shaping has subtracted and advantages do not need: it is added back to `shaped`."""
+    prompt_baseline: Float[Tensor, " B"]
+    """What shaping has subtracted: the same for all responses to a prompt."""
+
+    @property
+    def for_advantages(self) -> Float[Tensor, " B"]:
+        """Shaped, with the prompt baseline added back.
+
+        A critic or other samples of the prompt take its place.
+        """
+        return self.shaped + self.prompt_baseline
 
 
 @dataclass(frozen=True)
@@ -186,17 +194,17 @@ def score_episodes(context: RolloutContext, episodes: Episodes) -> Scores:
     """Score the responses, and shape the scores with the rewards of the reference outputs."""
     beat("scoring")
     prompts = [rows[0].prompt for rows in episodes.prompts]
-    scores = context.reward(prompts, episodes.texts, episodes.sequences.joined)
+    raw = context.reward(prompts, episodes.texts, episodes.sequences.joined)
     stored = [context.reference_rewards[prompt.id] for prompt in prompts]
     reference_scores = torch.tensor(stored, device=context.accelerator.device)
-    shaped, baseline = shape_rewards(
-        scores,
+    shaped, prompt_baseline = shape_rewards(
+        raw,
         reference_scores,
         episodes.finished,
         episodes.mask.sum(dim=1),
         **context.shaping,
     )
-    return Scores(scores, center(scores, reference_scores), shaped, baseline)
+    return Scores(raw, center(raw, reference_scores), shaped, prompt_baseline)
 
 
 @torch.no_grad()
@@ -265,8 +273,7 @@ def build_experience(
     """
     mask = episodes.mask
     loss_mask, weights = _loss_weights(context, episodes, measured.log_probs, settings)
-    # without the baseline that shaping subtracts: a critic or other samples take its place
-    token_rewards = place_at_end(scores.shaped + scores.baseline, mask)
+    token_rewards = place_at_end(scores.for_advantages, mask)
     if measured.reference_log_probs is not None:
         log_ratio = measured.log_probs - measured.reference_log_probs
         token_rewards -= kl_coefficient * log_ratio * mask

@@ -27,7 +27,7 @@ def describe_rollout(
     ids = episodes.sequences.responses.ids.tolist()
     variety = sum(distinct_2(row[:length]) for row, length in zip(ids, lengths, strict=True))
     sums = {
-        "reward/mean": scores.scores.sum(),
+        "reward/mean": scores.raw.sum(),
         "reward/centered": scores.centered.sum(),
         "reward/shaped": scores.shaped.sum(),
         "eos_rate": episodes.finished.sum(),

@@ -182,14 +182,14 @@ def warmup_targets(
     for place, rows in enumerate(prompts):
         mine, borrowed = by_prompt[place], by_prompt[(place + 1) % len(prompts)]
         others = [mine[:i] + mine[i + 1 :] or borrowed for i in range(len(mine))]
-        shaped, baseline = shape_rewards(
+        shaped, prompt_baseline = shape_rewards(
             torch.tensor(mine),
             torch.tensor(others),
             torch.tensor([row.finished for row in rows]),
             torch.tensor([len(row.response_ids) for row in rows]),
             **settings.shaping,
         )
-        targets.append(shaped + baseline)
+        targets.append(shaped + prompt_baseline)
     return torch.cat(targets)
 
 
