@@ -45,9 +45,12 @@ from policies.ppo.update import (
     Learner,
     LossSums,
     StepData,
+    TokenCounts,
     compute_gradients,
     every_minibatch,
+    mean_approx_kl,
     reference_batch,
+    step_metrics,
 )
 from policies.reference.audit import measure_forward_kl
 from policies.reference.loading import open_store_on_main
@@ -244,18 +247,21 @@ def take_step(training: Training, step: int, kl_coefficient: float) -> dict[str,
 
 
 def update(learner: Learner, data: StepData, generator: torch.Generator) -> dict[str, float]:
-    """Run the epochs of one step; means of the losses over all real tokens of all processes.
+    """Run the epochs of one step; the metrics of its losses and gradients.
 
     Ends early when approx-KL exceeds `target_kl`; `updates` counts the optimizer steps taken.
     """
     optim = learner.settings.optim
     policy_and_critic: PolicyAndCritic = unwrap(learner.model)
     norms = {f"grad_norm/{name}": 0.0 for name in policy_and_critic.parts}
-    sums, updates = LossSums(), 0
+    device = learner.accelerator.device
+    sums, counts = LossSums.zero(device, torch.float64), TokenCounts.zero(device)
+    updates = 0
     for minibatch in every_minibatch(data, optim.epochs, optim.minibatches, generator):
-        losses = compute_gradients(learner, data, minibatch)
-        sums += losses
-        if losses.mean_approx_kl > optim.target_kl:
+        new_sums, new_counts = compute_gradients(learner, data, minibatch)
+        sums.add(new_sums)
+        counts += new_counts
+        if mean_approx_kl(new_sums, new_counts) > optim.target_kl:
             clear_gradients(learner.model, learner.optimizer)
             break
         for name, part in policy_and_critic.parts.items():
@@ -265,7 +271,7 @@ def update(learner: Learner, data: StepData, generator: torch.Generator) -> dict
         learner.optimizer.step()
         clear_gradients(learner.model, learner.optimizer)
         updates += 1
-    return {**sums.means(learner.settings), "updates": updates, **norms}
+    return {**step_metrics(sums, counts, learner.settings), "updates": updates, **norms}
 
 
 def kl_metrics(

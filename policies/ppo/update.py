@@ -87,8 +87,8 @@ class Minibatch:
 
 
 @dataclass
-class Losses:
-    """Sums over the real tokens of one micro-batch, or of many."""
+class LossSums:
+    """Sums over real tokens: of a micro-batch, with gradients; of more of them, in float64."""
 
     policy: Tensor
     value: Tensor
@@ -100,67 +100,62 @@ class Losses:
     ptx: Tensor
 
     @classmethod
-    def zero(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "Losses":
+    def zero(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "LossSums":
         """Nothing summed up yet."""
         return cls(**{one.name: torch.zeros((), device=device, dtype=dtype) for one in fields(cls)})
 
-    def add(self, other: "Losses") -> None:
+    def add(self, other: "LossSums") -> None:
         """Add another's sums, in float64 and without their gradients."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value.detach().double())
 
 
-@dataclass
+@dataclass(frozen=True)
 class TokenCounts:
-    """Real tokens of all processes that the sums of an optimizer step are divided by."""
+    """Real tokens of all processes that sums are divided by, in float64.
 
-    tokens: Tensor
-    reference_tokens: Tensor
-    ptx_tokens: Tensor
+    Attributes:
+        responses: of episodes that policy and value losses learn from.
+        references: of reference rows.
+        texts: of pretraining texts.
+    """
+
+    responses: Tensor
+    references: Tensor
+    texts: Tensor
+
+    @classmethod
+    def zero(cls, device: torch.device) -> "TokenCounts":
+        """Nothing counted yet."""
+        return cls(*torch.zeros(len(fields(cls)), device=device, dtype=torch.float64))
+
+    def __add__(self, other: "TokenCounts") -> "TokenCounts":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return TokenCounts(*(mine + theirs for mine, theirs in pairs))
 
 
-@dataclass
-class LossSums:
-    """Sums over the real tokens of all processes, and how many tokens these are."""
+def mean_approx_kl(sums: LossSums, counts: TokenCounts) -> float:
+    """½ mean (Δ log-prob)²: how far the policy has moved since the rollout."""
+    return float(sums.approx_kl / counts.responses.clamp(min=1))
 
-    policy: float = 0.0
-    value: float = 0.0
-    forward_kl: float = 0.0
-    approx_kl: float = 0.0
-    clipped: float = 0.0
-    clamped: float = 0.0
-    abandoned: float = 0.0
-    ptx: float = 0.0
-    tokens: float = 0.0
-    reference_tokens: float = 0.0
-    ptx_tokens: float = 0.0
 
-    def __add__(self, other: "LossSums") -> "LossSums":
-        return LossSums(**{name: mine + getattr(other, name) for name, mine in vars(self).items()})
-
-    @property
-    def mean_approx_kl(self) -> float:
-        """½ mean (Δ log-prob)²: how far the policy has moved since the rollout."""
-        return self.approx_kl / max(self.tokens, 1)
-
-    def means(self, settings: PPOSettings) -> dict[str, float]:
-        """The metrics of a step: means over real tokens."""
-        tokens = max(self.tokens, 1)  # all responses may have been left out of the losses
-        means = {"loss/policy": self.policy / tokens}
-        if settings.advantages == "gae":
-            means["loss/value"] = self.value / tokens
-        if self.reference_tokens:
-            name, _ = FORWARD_KL[settings.kl.estimator]
-            means[name] = self.forward_kl / self.reference_tokens
-            if settings.kl.estimator in CLAMPING:
-                means["kl/clamped_fraction"] = self.clamped / self.reference_tokens
-            means["kl/abandoned_fraction"] = self.abandoned / self.reference_tokens
-        if self.ptx_tokens:
-            means["loss/ptx"] = self.ptx / self.ptx_tokens
-        return means | {
-            "approx_kl": self.approx_kl / tokens,
-            "clip_fraction": self.clipped / tokens,
-        }
+def step_metrics(sums: LossSums, counts: TokenCounts, settings: PPOSettings) -> dict[str, float]:
+    """The metrics of a step's updates: means over real tokens of all processes."""
+    responses = counts.responses.clamp(min=1)  # all may have been left out of the losses
+    means = {"loss/policy": sums.policy / responses}
+    if settings.advantages == "gae":
+        means["loss/value"] = sums.value / responses
+    if counts.references:
+        name, _ = FORWARD_KL[settings.kl.estimator]
+        means[name] = sums.forward_kl / counts.references
+        if settings.kl.estimator in CLAMPING:
+            means["kl/clamped_fraction"] = sums.clamped / counts.references
+        means["kl/abandoned_fraction"] = sums.abandoned / counts.references
+    if counts.texts:
+        means["loss/ptx"] = sums.ptx / counts.texts
+    means["approx_kl"] = sums.approx_kl / responses
+    means["clip_fraction"] = sums.clipped / responses
+    return {name: float(mean) for name, mean in means.items()}
 
 
 def reference_batch(
@@ -236,11 +231,13 @@ def _split_evenly(
     return [order[owners == part] for part in range(parts)]
 
 
-def compute_gradients(learner: Learner, data: StepData, minibatch: Minibatch) -> LossSums:
-    """Add up the gradients of one optimizer step; the sums of its losses."""
+def compute_gradients(
+    learner: Learner, data: StepData, minibatch: Minibatch
+) -> tuple[LossSums, TokenCounts]:
+    """Add up the gradients of one optimizer step; the sums of its losses over all processes."""
     accelerator, model, settings = learner.accelerator, learner.model, learner.settings
     counts = _count_tokens(accelerator, data, minibatch)
-    sums = Losses.zero(accelerator.device, torch.float64)
+    sums = LossSums.zero(accelerator.device, torch.float64)
     parts = micro_batches(learner, data, minibatch)
     # one autocast for all micro-batches casts weights once; copies of sharded ones would stay
     is_sharded = is_zero(model) or isinstance(model, FSDPModule)
@@ -249,20 +246,14 @@ def compute_gradients(learner: Learner, data: StepData, minibatch: Minibatch) ->
             with accumulating(accelerator, model, last=place == len(parts) - 1):
                 losses = compute_losses(learner, data, part)
                 loss = losses.policy + settings.critic.coefficient * losses.value
-                loss = loss / counts.tokens.clamp(min=1)
+                loss = loss / counts.responses.clamp(min=1)
                 kl = learner.kl_coefficient * losses.forward_kl
-                loss = loss + kl / counts.reference_tokens.clamp(min=1)
-                loss = loss + settings.ptx.coefficient * losses.ptx / counts.ptx_tokens.clamp(min=1)
+                loss = loss + kl / counts.references.clamp(min=1)
+                loss = loss + settings.ptx.coefficient * losses.ptx / counts.texts.clamp(min=1)
                 # data parallelism averages gradients over processes, and here they are to be added
                 backward(accelerator, model, loss.float() * accelerator.num_processes)
             sums.add(losses)
-    total = global_sum(accelerator, torch.stack(list(vars(sums).values())))
-    return LossSums(
-        **dict(zip(vars(sums), total.tolist(), strict=True)),
-        tokens=float(counts.tokens),
-        reference_tokens=float(counts.reference_tokens),
-        ptx_tokens=float(counts.ptx_tokens),
-    )
+    return LossSums(*global_sum(accelerator, torch.stack(list(vars(sums).values())))), counts
 
 
 def _count_tokens(accelerator: Accelerator, data: StepData, minibatch: Minibatch) -> TokenCounts:
@@ -277,23 +268,23 @@ def _count_tokens(accelerator: Accelerator, data: StepData, minibatch: Minibatch
     return TokenCounts(*counts)
 
 
-def compute_losses(learner: Learner, data: StepData, part: Minibatch) -> Losses:
+def compute_losses(learner: Learner, data: StepData, part: Minibatch) -> LossSums:
     """The losses of one micro-batch: of texts, or of episodes and reference rows."""
     if data.texts is not None and len(part.texts):
         return _text_losses(learner, data.texts.on_host.rows(part.texts))
     return _episode_losses(learner, data, part.episodes, part.reference_rows)
 
 
-def _text_losses(learner: Learner, texts: Sequences) -> Losses:
+def _text_losses(learner: Learner, texts: Sequences) -> LossSums:
     """Σ −log π over the tokens of pretraining texts, at temperature 1."""
     batch = repad(texts, learner.settings.batch.micro_tokens).to(learner.accelerator.device)
     log_probs, *_ = learner.model(batch, 0, 1.0)
-    losses = Losses.zero(log_probs.device)
+    losses = LossSums.zero(log_probs.device)
     losses.ptx = -log_probs.sum()
     return losses
 
 
-def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Tensor) -> Losses:
+def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Tensor) -> LossSums:
     """Policy and value losses of episodes and the forward KL of reference rows, in one forward."""
     experience, references, settings = data.experience, data.references, learner.settings
     device, sizes = learner.accelerator.device, [len(episodes), len(rows)]
@@ -318,7 +309,7 @@ def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Te
     new_log_probs, row_log_probs = log_probs.split(sizes)
     old_log_probs, loss_mask = aligned(experience.old_log_probs), aligned(experience.loss_mask)
     clips = (settings.loss.clip_range, settings.loss.clip_range_high)
-    losses = Losses.zero(device)
+    losses = LossSums.zero(device)
     if values is not None:
         losses.value = value_loss(
             values,

@@ -17,7 +17,14 @@ from transformers import PreTrainedModel
 from policies.ppo.kl import measure_reference
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.rollout import Episodes, Experience, _measure
-from policies.ppo.update import Learner, Minibatch, StepData, compute_gradients, reference_batch
+from policies.ppo.update import (
+    Learner,
+    Minibatch,
+    StepData,
+    compute_gradients,
+    reference_batch,
+    step_metrics,
+)
 from policies.sampling.generate import sample_responses
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.log_probs import Sequences, response_log_probs
@@ -77,13 +84,15 @@ def test_policy_value_kl_and_text_losses_are_read_after_all_micro_batches(
         1.0,
         settings.kl.coefficient,
     )
-    expected = compute_gradients(learner, step_data(torch.device("cpu")), ALL)
+    expected = step_metrics(
+        *compute_gradients(learner, step_data(torch.device("cpu")), ALL), settings
+    )
     learner = replace(learner, accelerator=use_device(monkeypatch), model=on_device(model))
     with waiting() as waits:
         data = step_data(DEVICE)
         model.register_forward_hook(lambda *_: waits.append("forward"))
-        sums = compute_gradients(learner, data, ALL)
-    assert vars(sums) == pytest.approx(vars(expected), rel=1e-6)
+        found = step_metrics(*compute_gradients(learner, data, ALL), settings)
+    assert found == pytest.approx(expected, rel=1e-6)
     for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(numbers(mine.grad), other.grad, rtol=1e-5, atol=1e-6)
     assert waits.count("forward") > 4
