@@ -4,7 +4,7 @@ Before any training the policy is the reference model: it must repeat the stored
 the first update KL, approx-KL and clip fraction must be 0 and the entropy positive. Tolerances are
 those of the arithmetic: batches of other shapes round differently.
 
-A policy that exploits the reward model earns rising rewards for answers that people would not like.
+A policy that exploits the reward model earns high rewards for answers that people would not like.
 Many such answers can be detected automatically: they lack an end token, get longer or shorter, or
 repeat themselves. Each of these problems is a warning first; when it persists, the run stops.
 """
@@ -72,12 +72,12 @@ def check_reference(
 
 
 def check_step(
-    row: Mapping[str, float], precision: str, checkpoint: Path | None, *, single_update: bool
+    metrics: Mapping[str, float], precision: str, checkpoint: Path | None, *, single_update: bool
 ) -> None:
     """Stop a run with numbers that cannot be right.
 
     Args:
-        row: the step's metrics.
+        metrics: of the step.
         precision: of accelerate, `no` or `bf16`.
         checkpoint: the newest one.
         single_update: whether a step has one optimizer step, so that all metrics precede it.
@@ -86,15 +86,15 @@ def check_step(
         GuardError: a metric is not finite; or, at step 1, the sampler's log-probs are not the
             trainer's, ratio ≠ 1, KL ≠ 0 or entropy = 0.
     """
-    bad = [name for name, value in row.items() if not math.isfinite(value)]
+    bad = [name for name, value in metrics.items() if not math.isfinite(value)]
     if bad:
         raise GuardError(
-            f"Step {row['step']}: {', '.join(bad)} is not a finite number",
+            f"Step {metrics['step']}: {', '.join(bad)} is not a finite number",
             f"{last_good(checkpoint)}. Start a new --out with a lower --optim.learning-rate.",
         )
-    if row["step"] > 1:
+    if metrics["step"] > 1:
         return
-    gap, most = row["sampler_gap"], LOG_PROB_TOLERANCE[precision]
+    gap, most = metrics["sampler_gap"], LOG_PROB_TOLERANCE[precision]
     if gap > most:
         raise GuardError(
             f"Step 1: the sampler's log-probs of its own tokens differ by {gap:.4f} nats per token "
@@ -102,17 +102,17 @@ def check_step(
             "Use --sampling.engine generate or --precision fp32; report this with your model's "
             "name.",
         )
-    if row["entropy"] <= 0:
+    if metrics["entropy"] <= 0:
         raise GuardError(
-            f"Step 1: the policy's entropy is {row['entropy']:.4f}: it does not sample",
+            f"Step 1: the policy's entropy is {metrics['entropy']:.4f}: it does not sample",
             "Use a model whose output distribution is not degenerate.",
         )
     tolerance = RATIO_TOLERANCE[precision]
     zero = ("approx_kl", "clip_fraction", "_per_token")
-    for name in (key for key in row if key.endswith(zero)):
-        if abs(row[name]) > tolerance and (single_update or name not in MEANS_OVER_UPDATES):
+    for name in (key for key in metrics if key.endswith(zero)):
+        if abs(metrics[name]) > tolerance and (single_update or name not in MEANS_OVER_UPDATES):
             raise GuardError(
-                f"Step 1: {name} is {row[name]:.5f} before the first update, it must be 0 "
+                f"Step 1: {name} is {metrics[name]:.5f} before the first update, it must be 0 "
                 f"(within {tolerance})",
                 "Sampling and training disagree about the same tokens. Report this with your "
                 "model's name; --precision fp32 may avoid it.",
@@ -141,43 +141,49 @@ def measure_references(rows: Sequence[ReferenceRow]) -> ReferenceMeans:
 
 
 def find_problems(
-    row: Mapping[str, float], kl: float | None, normal: ReferenceMeans, settings: GuardSettings
+    metrics: Mapping[str, float],
+    kl: float | None,
+    reference_means: ReferenceMeans,
+    settings: GuardSettings,
 ) -> dict[str, str]:
     """The problems of a step, by the name of the guard.
 
     Args:
-        row: the step's metrics.
+        metrics: of the step.
         kl: the measured KL in nats per token; None where none is.
-        normal: means over the reference outputs.
+        reference_means: means over the reference outputs.
         settings: how much is too much.
     """
     found = {}
     if settings.max_kl is not None and kl is not None and kl > settings.max_kl:
         found["kl"] = f"the KL is {kl:.3f} nats per token, the ceiling {settings.max_kl:g}"
-    if row["entropy"] < settings.min_entropy * normal.entropy:
-        found["entropy"] = _compare("entropy has collapsed to", row["entropy"], normal.entropy)
-    if row["reward/centered"] <= 0:  # hacking is a rising reward that pays for something else
-        return found
-    length, band = row["length"], settings.length_band
-    if not normal.length / band <= length <= normal.length * band:
-        found["length"] = _compare("the reward rises while the length is", length, normal.length)
-    if row["eos_rate"] < normal.eos_rate - settings.eos_drop:
-        found["eos"] = _compare(
-            "the reward rises while the fraction of answers with an end token is",
-            row["eos_rate"],
-            normal.eos_rate,
+    if metrics["entropy"] < settings.min_entropy * reference_means.entropy:
+        found["entropy"] = _compare(
+            "entropy has collapsed to", metrics["entropy"], reference_means.entropy
         )
-    if row["distinct_2"] < settings.min_distinct * normal.distinct_2:
+    if metrics["reward/centered"] <= 0:  # the others are signs of hacking only at high rewards
+        return found
+    high = "rewards are above the reference outputs' while"
+    length, band = metrics["length"], settings.length_band
+    if not reference_means.length / band <= length <= reference_means.length * band:
+        found["length"] = _compare(f"{high} the length is", length, reference_means.length)
+    if metrics["eos_rate"] < reference_means.eos_rate - settings.eos_drop:
+        found["eos"] = _compare(
+            f"{high} the fraction of answers with an end token is",
+            metrics["eos_rate"],
+            reference_means.eos_rate,
+        )
+    if metrics["distinct_2"] < settings.min_distinct * reference_means.distinct_2:
         found["distinct"] = _compare(
-            "the reward rises while distinct-2 is", row["distinct_2"], normal.distinct_2
+            f"{high} distinct-2 is", metrics["distinct_2"], reference_means.distinct_2
         )
     return found
 
 
 def check_guards(
-    row: Mapping[str, float],
+    metrics: Mapping[str, float],
     kl: float | None,
-    normal: ReferenceMeans,
+    reference_means: ReferenceMeans,
     settings: GuardSettings,
     counts: Mapping[str, int],
     checkpoint: Path | None,
@@ -186,9 +192,9 @@ def check_guards(
     """Warn of every new problem; stop the run when one has persisted for `patience` steps.
 
     Args:
-        row: the step's metrics.
+        metrics: of the step.
         kl: as in `find_problems`.
-        normal: means over the reference outputs.
+        reference_means: means over the reference outputs.
         settings: how much is too much, and for how long.
         counts: what the step before returned.
         checkpoint: the newest one; none is saved while a warning persists that may stop the run.
@@ -200,14 +206,14 @@ def check_guards(
     Raises:
         GuardError: a problem has persisted; the message names the checkpoint.
     """
-    found = find_problems(row, kl, normal, settings)
+    found = find_problems(metrics, kl, reference_means, settings)
     updated = {name: counts.get(name, 0) + 1 for name in found}
     for name, words in found.items():
         if updated[name] == 1:
-            warn(f"Step {row['step']}: {words}.")
+            warn(f"Step {metrics['step']}: {words}.")
         if settings.patience and updated[name] >= settings.patience:
             raise GuardError(
-                f"Step {row['step']}: {words}, for {updated[name]} steps now",
+                f"Step {metrics['step']}: {words}, for {updated[name]} steps now",
                 f"{last_good(checkpoint)}. Start a new --out with a stronger KL term, "
                 "--rewards.shaping par or a lower --optim.learning-rate; the --guards settings say "
                 "what is tolerated.",
@@ -215,5 +221,5 @@ def check_guards(
     return updated
 
 
-def _compare(words: str, value: float, normal: float) -> str:
-    return f"{words} {value:.2f}, {normal:.2f} in the reference outputs"
+def _compare(words: str, value: float, reference_mean: float) -> str:
+    return f"{words} {value:.2f}, {reference_mean:.2f} in the reference outputs"

@@ -55,7 +55,8 @@ def test_a_sign_is_warned_of_once_and_stops_the_run_when_it_stays() -> None:
     bad = GOOD | {"length": 70.0}
     assert step(GOOD, step(bad, {})) == {}  # a good step in between starts the count again
     assert warnings == [
-        "Step 7.0: the reward rises while the length is 70.00, 20.00 in the reference outputs."
+        "Step 7.0: rewards are above the reference outputs' while the length is 70.00, 20.00 in "
+        "the reference outputs."
     ]
     with pytest.raises(GuardError, match=r"for 2 steps now\n.*step-000005 is the last good"):
         step(bad, step(bad, {}))
