@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from policies.ppo.models.actor_critic import read_parts, save_policy
+from policies.ppo.models.actor_critic import call_with_root_gathered, save_policy
 from policies.ppo.rollout_metrics import describe_amount
 from policies.ppo.setup import LoopState, Training
 from policies.reference.audit import AuditSamples, audit_policy, measure_for_audit
@@ -33,11 +33,13 @@ def finish(training: Training, state: LoopState) -> None:
     audits = needs_all_ranks or accelerator.is_main_process
     policy = unwrap(float32_model(training.model, training.optimizer))
     save_policy(accelerator, policy, training.tokenizer, run.policy)
-    with training.gathered_policy.gathered(unwrap(training.model).policy) as plain:
+    with training.policy_copy.weights_of(unwrap(training.model).policy) as plain:
         samples = sample_for_audit(training, plain) if audits else []
-    with training.gathered_model.gathered(training.model) as model:
+    with training.model_copy.weights_of(training.model) as model:
         if audits:
-            measured = read_parts(model, lambda: measure_samples(training, model.policy, samples))
+            measured = call_with_root_gathered(
+                model, lambda: measure_samples(training, model.policy, samples)
+            )
     if audits:
         found = report(training, measured)
     if accelerator.is_main_process:

@@ -30,7 +30,7 @@ from policies.formulas import (
 )
 from policies.ppo.batches import PaddingMap, in_length_order
 from policies.ppo.kl import ReferencePolicy, measure_reference
-from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
+from policies.ppo.models.actor_critic import PolicyAndCritic, call_with_root_gathered
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from policies.rewards import Reward
@@ -113,7 +113,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TokenStats:
     """What policy, critic and reference give for the episodes' tokens before the update."""
 
     log_probs: Float[Tensor, "B R"]
@@ -210,15 +210,15 @@ def score_episodes(context: RolloutContext, episodes: Episodes) -> Scores:
 @torch.no_grad()
 def measure_episodes(
     context: RolloutContext, model: PolicyAndCritic, episodes: Episodes, settings: PPOSettings
-) -> Measured:
+) -> TokenStats:
     """Log-probs, entropy and values of the tokens, and the reference's log-probs where needed."""
     beat("measuring")
-    return read_parts(model, lambda: _measure(context, model, episodes, settings))
+    return call_with_root_gathered(model, lambda: _measure(context, model, episodes, settings))
 
 
 def _measure(
     context: RolloutContext, model: PolicyAndCritic, episodes: Episodes, settings: PPOSettings
-) -> Measured:
+) -> TokenStats:
     accelerator, sequences, batch = context.accelerator, episodes.sequences, settings.batch
     temperature = context.sampling.temperature
     shape = sequences.responses.ids.shape
@@ -254,7 +254,7 @@ def _measure(
             batch.micro_batch_size,
             context.sharding,
         )
-    return Measured(log_probs, entropy, values, features, reference_log_probs)
+    return TokenStats(log_probs, entropy, values, features, reference_log_probs)
 
 
 @torch.no_grad()
@@ -262,7 +262,7 @@ def build_experience(
     context: RolloutContext,
     episodes: Episodes,
     scores: Scores,
-    measured: Measured,
+    measured: TokenStats,
     settings: PPOSettings,
     kl_coefficient: float,
 ) -> Experience:

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from policies.formulas import masked_moments, matches_sampler
-from policies.ppo.rollout import Episodes, Experience, Measured, RolloutContext, Scores
+from policies.ppo.rollout import Episodes, Experience, RolloutContext, Scores, TokenStats
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceStore
 from rlhf.parallel.distributed import global_sum
@@ -19,7 +19,7 @@ PER_TOKEN = ("entropy", "sampler_gap")  # the others are means over episodes
 
 
 def describe_rollout(
-    accelerator: Accelerator, episodes: Episodes, scores: Scores, measured: Measured
+    accelerator: Accelerator, episodes: Episodes, scores: Scores, measured: TokenStats
 ) -> dict[str, float]:
     """Means over all episodes, and over all tokens, of all processes."""
     mask, device = episodes.mask, accelerator.device

@@ -75,9 +75,10 @@ class Training:
         dp_rank: which part of every batch this process computes. The processes of a tensor-parallel
             group compute the same part.
         dp_size: how many parts there are.
-        gathered_policy: all weights of the policy where they are sharded, to sample from it.
-        gathered_model: the same of policy and critic, to measure with; under FSDP the sharded
-            modules themselves.
+        policy_copy: all weights of the policy where they are sharded, to sample from it; else the
+            policy itself.
+        model_copy: the same of policy and critic, to measure with; under FSDP the sharded modules
+            themselves.
         matmul_rate: operations a second of a large matrix product on this device.
     """
 
@@ -91,8 +92,8 @@ class Training:
     texts: StepTexts | None
     settings: PPOSettings
     run: RunDir
-    gathered_policy: GatheredModel
-    gathered_model: GatheredModel
+    policy_copy: GatheredModel
+    model_copy: GatheredModel
     frozen_bytes: dict[str, int] | None
     dp_rank: int
     dp_size: int
@@ -131,14 +132,27 @@ def set_up(
     store.check_on_main()
     tokenizer = store.load_tokenizer(settings.model)
     base = load_base(settings, accelerator)
-    plain, gathered_policy = build_models(settings, tokenizer, base, accelerator, sharding)
+    plain, policy_copy = build_models(settings, tokenizer, base, accelerator, sharding)
     # transformers checkpoints in this mode only
     plain.train(settings.batch.gradient_checkpointing)
-    gathers = Sharding() if rollout_sharding(sharding).shards_weights else sharding
-    keep_in_fp32 = plain.keep_in_fp32 if settings.precision == "bf16-weights" else None
-    gathered_model = GatheredModel(plain, accelerator.device, gathers, keep_in_fp32)
-    model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding, keep_in_fp32)
-    register_fsdp_forward_method(model, "run")
+    is_copy = sharding.shards_weights and not rollout_sharding(sharding).shards_weights
+    bf16_weights = settings.precision == "bf16-weights"
+    model_copy = GatheredModel(
+        plain,
+        accelerator.device,
+        is_copy=is_copy,
+        bf16_weights=bf16_weights,
+        fp32_modules=plain.fp32_modules,
+    )
+    model, optimizer = prepare(
+        accelerator,
+        plain,
+        _new_optimizer(plain),
+        sharding,
+        bf16_weights=bf16_weights,
+        fp32_modules=plain.fp32_modules,
+    )
+    register_fsdp_forward_method(model, "call_gathered")
     dp_rank, dp_size = (
         number // settings.parallel.tensor_parallel
         for number in (accelerator.process_index, accelerator.num_processes)
@@ -146,7 +160,7 @@ def set_up(
     return Training(
         accelerator=accelerator,
         model=model,
-        optimizer=stepper,
+        optimizer=optimizer,
         tokenizer=tokenizer,
         rollout=_rollout_context(settings, store, accelerator, sharding, base, tokenizer),
         store=store,
@@ -154,8 +168,8 @@ def set_up(
         texts=_read_texts(settings, tokenizer, accelerator.device, dp_rank, dp_size),
         settings=settings,
         run=run,
-        gathered_policy=gathered_policy,
-        gathered_model=gathered_model,
+        policy_copy=policy_copy,
+        model_copy=model_copy,
         frozen_bytes=_describe_sharing(accelerator, settings, base),
         dp_rank=dp_rank,
         dp_size=dp_size,
@@ -238,19 +252,23 @@ def build_models(
     """
     policy = _load_policy(settings, base, sharding)
     _equip(policy, settings, accelerator)
-    rounded = settings.precision == "bf16-weights"
+    bf16_weights = settings.precision == "bf16-weights"
+    # from FSDP's shards vLLM takes one weight at a time
     is_given = sharding.strategy == "fsdp" and settings.sampling.engine == "vllm"
-    gathers = Sharding() if is_given else sharding  # vLLM takes one weight at a time
-    device = accelerator.device
-    gathered = GatheredModel(policy, device, gathers, [] if rounded else None)
-    shard_first(accelerator, policy, sharding, rounded=rounded)
+    policy_copy = GatheredModel(
+        policy,
+        accelerator.device,
+        is_copy=sharding.shards_weights and not is_given,
+        bf16_weights=bf16_weights,
+    )
+    shard_first(accelerator, policy, sharding, bf16_weights=bf16_weights)
     if base is not None and settings.has_critic and settings.critic.model == "own":
         model = PolicyAndCritic(policy, *critic_on(base, settings, int(tokenizer.pad_token_id)))
     else:
         model = PolicyAndCritic(policy, *new_critic(settings, tokenizer, sharding))
     if isinstance(model.critic, PreTrainedModel):
         _equip(model.critic, settings, accelerator)
-    return model, gathered
+    return model, policy_copy
 
 
 def _load_policy(

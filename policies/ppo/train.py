@@ -22,13 +22,13 @@ from policies.ppo.batches import (
 from policies.ppo.checks import check_guards, check_reference, check_step, measure_references
 from policies.ppo.kl import adjust, audit, describe_reverse_kl, require_top_k
 from policies.ppo.memory import require_memory, room_for
-from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
+from policies.ppo.models.actor_critic import PolicyAndCritic, call_with_root_gathered
 from policies.ppo.models.critic import fit_critic
 from policies.ppo.models.shared_base import require_shared_base
 from policies.ppo.report import AUDIT_PROMPTS, finish
 from policies.ppo.rollout import (
     Episodes,
-    Measured,
+    TokenStats,
     build_experience,
     measure_episodes,
     sample_episodes,
@@ -116,36 +116,53 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         state = LoopState.of(saved, settings)
         forget_metrics_after(run.metrics_file, saved["step"])
         if saved["step"] == 0:
-            state.critic_fit = before_training(training)
+            with training.model_copy.weights_of(training.model) as plain:
+                check_policy_is_reference(training, plain)
+                state.critic_fit = warm_up_critic(training, plain)
         train_loop(training, saved["step"], state)
         finish(training, state)
     return run.read_report()
 
 
-def before_training(training: Training) -> dict[str, Any] | None:
-    """Check that the policy is the reference, and fit the critic; returns what the fit found."""
-    with training.gathered_model.gathered(training.model) as plain:
-        if not training.settings.lora.four_bit_base:  # stored log-probs are of unquantized weights
-            inputs = (
-                training.tokenizer,
-                [rows[0] for rows in training.prompts[:AUDIT_PROMPTS]],
-                training.store.sampling.temperature,
-            )
-            read_parts(plain, lambda: check_reference(training.accelerator, plain.policy, *inputs))
-        if not (training.settings.has_critic and training.settings.critic.warmup):
-            return None
-        critic_fit = fit_critic(
-            training.accelerator,
-            plain,
-            training.prompts,
-            training.rollout.reference_rewards,
-            training.settings,
-            int(training.tokenizer.pad_token_id),
-            training.rollout.sharding,
-        )
-        trained: PolicyAndCritic = unwrap(training.model)
-        trained.value_bias.copy_(plain.value_bias)
-        assign(reward_head(trained.critic).weight, reward_head(plain.critic).weight)
+def check_policy_is_reference(training: Training, plain: PolicyAndCritic) -> None:
+    """Check that the policy gives the reference outputs the log-probs that the store has.
+
+    A policy on 4 bits is not checked: the stored log-probs are of unquantized weights.
+
+    Raises:
+        GuardError: they differ.
+    """
+    if training.settings.lora.four_bit_base:
+        return
+    inputs = (
+        training.tokenizer,
+        [rows[0] for rows in training.prompts[:AUDIT_PROMPTS]],
+        training.store.sampling.temperature,
+    )
+    call_with_root_gathered(
+        plain, lambda: check_reference(training.accelerator, plain.policy, *inputs)
+    )
+
+
+def warm_up_critic(training: Training, plain: PolicyAndCritic) -> dict[str, Any] | None:
+    """Fit the critic's head, if settings want it; what the fit has found.
+
+    The head of `plain` is fitted, which may be a copy, and that of the trained model is set to it.
+    """
+    if not (training.settings.has_critic and training.settings.critic.warmup):
+        return None
+    critic_fit = fit_critic(
+        training.accelerator,
+        plain,
+        training.prompts,
+        training.rollout.reference_rewards,
+        training.settings,
+        int(training.tokenizer.pad_token_id),
+        training.rollout.sharding,
+    )
+    trained: PolicyAndCritic = unwrap(training.model)
+    trained.value_bias.copy_(plain.value_bias)
+    assign(reward_head(trained.critic).weight, reward_head(plain.critic).weight)
     return critic_fit
 
 
@@ -158,7 +175,7 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
     is_single = settings.optim.epochs * settings.optim.minibatches == 1
     with (
         progress("training the policy", settings.steps, done, is_stage=True) as bar,
-        saver.listening(),
+        saver.saving_on_sigterm(),
     ):
         for step in range(done + 1, settings.steps + 1):
             metrics = take_step(training, step, state.kl_coefficient)
@@ -210,14 +227,14 @@ def take_step(training: Training, step: int, kl_coefficient: float) -> dict[str,
             dp_rank=training.dp_rank,
             dp_size=training.dp_size,
         )
-    with training.gathered_policy.gathered(unwrap(training.model).policy) as policy:
+    with training.policy_copy.weights_of(unwrap(training.model).policy) as policy:
         episodes = sample_episodes(context, policy, prompts, settings.sampling.batch_size)
     laps.end("sample")
     scores = score_episodes(context, episodes)
-    with training.gathered_model.gathered(training.model) as model:
+    with training.model_copy.weights_of(training.model) as model:
         measured = measure_episodes(context, model, episodes, settings)
         experience = build_experience(context, episodes, scores, measured, settings, kl_coefficient)
-        step_kls = read_parts(
+        step_kls = call_with_root_gathered(
             model, lambda: kl_metrics(training, model, episodes, measured, step, kl_coefficient)
         )
     beat("updating", step)
@@ -278,7 +295,7 @@ def kl_metrics(
     training: Training,
     model: PolicyAndCritic,
     episodes: Episodes,
-    measured: Measured,
+    measured: TokenStats,
     step: int,
     kl_coefficient: float,
 ) -> dict[str, float]:

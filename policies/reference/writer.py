@@ -55,10 +55,10 @@ def writes(accelerator: Accelerator, sharding: Sharding) -> bool:
 
 @dataclass(frozen=True)
 class Models:
-    """The models; `gathered_model` has all weights of `original` where it is sharded."""
+    """The models; `model_copy` has all weights of `original` where it is sharded."""
 
     original: PreTrainedModel
-    gathered_model: GatheredModel
+    model_copy: GatheredModel
     reward: Reward | None
     sampler: Sampler | None
 
@@ -85,13 +85,13 @@ def load_models(
         tensor_parallel=settings.sampling.engine_tensor_parallel,
     )
     model = load_causal_lm(path, held=sharding.held(trained=False)).eval()
-    gathered_model = GatheredModel(model, accelerator.device, sharding)
+    model_copy = GatheredModel(model, accelerator.device, is_copy=sharding.shards_weights)
     shard_frozen(accelerator, model, sharding, exact=True)
     if settings.reward is None:
-        return Models(model, gathered_model, None, sampler)
+        return Models(model, model_copy, None, sampler)
     given = described_kwargs(description)
     reward = load_reward([settings.reward], accelerator, sharding=sharding, given=given)
-    return Models(model, gathered_model, reward, sampler)
+    return Models(model, model_copy, reward, sampler)
 
 
 @dataclass
@@ -227,7 +227,7 @@ class ShardWriter:
             return self._sample_from(None, prompts, advance)
         if self.sharding.shards_weights and not global_max(self.accelerator, len(prompts)):
             return []  # and nobody needs all of the model
-        with self.models.gathered_model.gathered(self.models.original) as model:
+        with self.models.model_copy.weights_of(self.models.original) as model:
             return self._sample_from(model, prompts, advance)
 
     def _sample_from(

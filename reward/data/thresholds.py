@@ -89,7 +89,7 @@ class Thresholds:
         values = torch.tensor(list(self.values(level).values()), dtype=torch.float32)
         return values[self.numbers(groups)]
 
-    def follow(self, groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> float:
+    def update(self, groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> float:
         """Move the offsets with the rewards of the next batch, and return its level."""
         level = mean_reward(rewards)
         for source in self._fitted:

@@ -32,7 +32,7 @@ class RewardModule(nn.Module):
         self.classifier = classifier
 
     @property
-    def keep_in_fp32(self) -> list[nn.Module]:
+    def fp32_modules(self) -> list[nn.Module]:
         """What stays float32 beside bf16 weights: all above the trunk."""
         names = parts_above_trunk(self.classifier)
         return [self.classifier.get_submodule(name) for name in names]

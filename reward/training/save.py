@@ -24,7 +24,7 @@ from rlhf.errors import GuardError
 from rlhf.modeling.adapters import each_merged_weight, merged_weights, save_adapters
 from rlhf.modeling.heads import empty_reward_model, head_name
 from rlhf.modeling.models import load_reward_model, require_reward_model, save_model
-from rlhf.parallel.gathered_model import gather_on_main, is_sharded
+from rlhf.parallel.gathered_model import gather_on_main, is_shard
 from rlhf.parallel.master_weights import float32_model
 from rlhf.parallel.sharding import unwrap
 from rlhf.parallel.weight_files import Gather, WeightFiles
@@ -73,7 +73,7 @@ def save_result(
     weights = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in named}
     head = head_name(classifier)
     plain = empty_reward_model(classifier.config, scale.bias)
-    if any(map(is_sharded, weights.values())):
+    if any(map(is_shard, weights.values())):
         files = WeightFiles(
             accelerator, plain, partial(scaled_weights, classifier, weights, scale.gain)
         )

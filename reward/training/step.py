@@ -73,7 +73,7 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
     accelerator, module, objective = state.accelerator, state.module, state.objective
     passes = my_passes(state, groups)
     weight = total_weight(groups, objective.loss)
-    level = follow_thumbs(state, groups)
+    level = update_thresholds(state, groups)
     found: list[tuple[Tensor, Tensor, list[float]]] = []  # read later: a GPU is not waited for
     module.train()
     for number, part in enumerate(passes):
@@ -103,11 +103,11 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
     return {"loss": loss_sum / weight, **Counts(*sums).accuracies(), "grad_norm": norm}
 
 
-def follow_thumbs(state: TrainState, groups: Sequence[Group]) -> float | None:
-    """Score a batch with thumbs, for `Thresholds.follow`; its mean reward, None without thumbs."""
+def update_thresholds(state: TrainState, groups: Sequence[Group]) -> float | None:
+    """Score a batch with thumbs, for `Thresholds.update`; its mean reward, None without thumbs."""
     if not any(group.pointwise for group in groups):
         return None
-    return state.thresholds.follow(groups, _score(state, groups))
+    return state.thresholds.update(groups, _score(state, groups))
 
 
 def fit_thresholds(state: TrainState, groups: StoredGroups) -> float:

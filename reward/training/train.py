@@ -214,8 +214,14 @@ def _build_state(
     trained = [value for value in module.parameters() if value.requires_grad]
     optimizer = AdamW(trained, lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0, fused=True)
     count_work(classifier)
-    keep_in_fp32 = module.keep_in_fp32 if settings.precision == "bf16-weights" else None
-    prepared, prepared_optimizer = prepare(accelerator, module, optimizer, sharding, keep_in_fp32)
+    prepared, prepared_optimizer = prepare(
+        accelerator,
+        module,
+        optimizer,
+        sharding,
+        bf16_weights=settings.precision == "bf16-weights",
+        fp32_modules=module.fp32_modules,
+    )
     return TrainState(
         accelerator=accelerator,
         module=prepared,
@@ -257,7 +263,7 @@ def _train(
     best = findings.best
     saver = Saver(state.accelerator, run.checkpoints, settings.checkpoint)
     counted = progress("training the reward model", total, done, is_stage=True)
-    with counted as bar, saver.listening():
+    with counted as bar, saver.saving_on_sigterm():
         for step in range(done, total):
             if best and best.is_stale(settings.evaluation.patience):
                 break

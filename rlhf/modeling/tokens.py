@@ -297,8 +297,8 @@ def _text_or_ids(
 
 def closed(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
     """Token ids that end with the first end token; it replaces any other end token."""
-    words = ids[:-1] if ids and ids[-1] in ends else ids
-    return [*words, ends[0]]
+    open_ids = ids[:-1] if ids and ids[-1] in ends else ids
+    return [*open_ids, ends[0]]
 
 
 @contextmanager
@@ -325,11 +325,11 @@ def decode_response(
     can tell thinking from the answer.
     """
     ends, tags = end_token_ids(tokenizer), _special_think_tags(tokenizer)
-    words = list(ids[:-1] if ids and ids[-1] in ends else ids)
+    kept_ids = list(ids[:-1] if ids and ids[-1] in ends else ids)
     if tags:
         left_out = set(tokenizer.all_special_ids) - tags
-        words = [one for one in words if one not in left_out]
-    text = str(tokenizer.decode(words, skip_special_tokens=not tags)).strip()
+        kept_ids = [one for one in kept_ids if one not in left_out]
+    text = str(tokenizer.decode(kept_ids, skip_special_tokens=not tags)).strip()
     return f"{OPENING}\n{text}" if opens_thinking(tokenizer, prompt_ids) else text
 
 

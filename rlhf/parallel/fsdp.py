@@ -22,7 +22,7 @@ from rlhf.parallel.layers import (
     allocate,
     find_layers,
     find_matrices,
-    read_parts,
+    load_own_shards,
     stored_at,
     take_from_main,
 )
@@ -57,7 +57,8 @@ def shard_all(
     *,
     bf16: bool,
     free_rest: bool | None = None,
-    keep_in_fp32: Sequence[nn.Module] | None = None,
+    bf16_weights: bool = False,
+    fp32_modules: Sequence[nn.Module] = (),
 ) -> None:
     """Shard every layer, embeddings and output matrix, then the rest.
 
@@ -65,20 +66,20 @@ def shard_all(
     are whole only while they are sharded: where only the main process has read them, it sends them
     one layer at a time. The rest stays gathered between forward and backward pass, unless
     `free_rest` is true. It includes embeddings that are the output matrix, too: both ends of the
-    model read them. With bf16 layers are gathered in bf16; with `keep_in_fp32` so is all else but
-    these modules.
+    model read them. With `bf16` layers are gathered in bf16; with `bf16_weights` so is all else but
+    `fp32_modules`.
 
     Raises:
         InputError: a process cannot read its part; in every process.
     """
     lacks_weights = _lacks_weights(model)
-    for part in keep_in_fp32 or ():
+    for part in fp32_modules if bf16_weights else ():
         _shard(part, sharding, mesh, lacks_weights)
-    shard_parts(model, sharding, mesh, bf16=bf16, free_rest=free_rest, keep_in_fp32=keep_in_fp32)
-    policy = _precision(sharding, rounds=keep_in_fp32 is not None)
+    shard_parts(model, sharding, mesh, bf16=bf16, free_rest=free_rest, bf16_weights=bf16_weights)
+    policy = _precision(sharding, rounds=bf16_weights)
     how = {"reshard_after_forward": free_rest, "mp_policy": policy}
     _shard(model, sharding, mesh, lacks_weights, **how)
-    read_parts(model.parameters())
+    load_own_shards(model.parameters())
 
 
 def shard_parts(
@@ -88,10 +89,10 @@ def shard_parts(
     *,
     bf16: bool,
     free_rest: bool | None = None,
-    keep_in_fp32: Sequence[nn.Module] | None = None,
+    bf16_weights: bool = False,
 ) -> None:
     """As `shard_all`, but for the rest; what is sharded already stays as it is."""
-    outside = _precision(sharding, rounds=keep_in_fp32 is not None)
+    outside = _precision(sharding, rounds=bf16_weights)
     inside = _precision(sharding, rounds=bf16)
     again = sharding.reshard or bool(free_rest)
     lacks_weights = _lacks_weights(model)
@@ -100,7 +101,7 @@ def shard_parts(
     for layer in find_layers(model):
         how = {"reshard_after_forward": again, "mp_policy": inside}
         _shard(layer, sharding, mesh, lacks_weights, **how)
-    read_parts(one for one in model.parameters() if isinstance(one, DTensor))
+    load_own_shards(one for one in model.parameters() if isinstance(one, DTensor))
 
 
 def _precision(sharding: "Sharding", *, rounds: bool) -> MixedPrecisionPolicy:

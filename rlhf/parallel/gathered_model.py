@@ -11,31 +11,40 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlhf.parallel.master_weights import rounded_weights
-from rlhf.parallel.sharding import Sharding, unwrap
+from rlhf.parallel.sharding import unwrap
 
 
 class GatheredModel:
-    """A plain copy of a sharded model that holds weights only inside `gathered`.
+    """A plain copy of a sharded model that holds weights only inside `weights_of`.
 
     A sharded model would gather its weights again for every sampled token; the copy gathers them
-    once. `fills` counts how often. If every process holds all weights, it is the model itself. Make
-    it before the model is prepared, with the same modules `keep_in_fp32`.
+    once. `fills` counts how often.
+
+    Args:
+        model: not yet prepared.
+        device: of the copy.
+        is_copy: whether there is a copy; without, this is the model itself.
+        bf16_weights: as in `prepare`.
+        fp32_modules: as in `prepare`.
     """
 
     def __init__(
         self,
         model: nn.Module,
         device: torch.device,
-        sharding: Sharding,
-        keep_in_fp32: Sequence[nn.Module] | None = None,
+        *,
+        is_copy: bool,
+        bf16_weights: bool = False,
+        fp32_modules: Sequence[nn.Module] = (),
     ) -> None:
         self.fills = 0
         self._depth = 0
-        self._is_copy = sharding.shards_weights
+        self._is_copy = is_copy
         self.module: Any = model
-        if not self._is_copy:
+        if not is_copy:
             return
-        rounded = {id(parameter) for parameter in rounded_weights(model, keep_in_fp32)}
+        in_bf16 = rounded_weights(model, fp32_modules) if bf16_weights else []
+        rounded = {id(parameter) for parameter in in_bf16}
         empty = {
             id(parameter): nn.Parameter(
                 torch.empty(
@@ -51,10 +60,10 @@ class GatheredModel:
         self.module = copy.deepcopy(model, empty).to(device)
 
     @contextmanager
-    def gathered(self, model: nn.Module) -> Iterator[Any]:
+    def weights_of(self, model: nn.Module) -> Iterator[Any]:
         """The plain module with the weights that the prepared `model` has now; all ranks call it.
 
-        Inside another `gathered` nothing is gathered: the weights are there.
+        Inside another `weights_of` nothing is gathered: the weights are there.
         """
         self._depth += 1
         try:
@@ -98,7 +107,7 @@ def gather_on_main(accelerator: Accelerator, value: Tensor) -> Tensor:
 
     All processes call it: what is sharded is gathered, and goes into main memory.
     """
-    if not is_sharded(value):
+    if not is_shard(value):
         return value.detach()
     gathered = whole(value, accelerator.device)
     return gathered.cpu() if accelerator.is_main_process else without_storage(value)
@@ -110,6 +119,6 @@ def without_storage(value: Tensor) -> Tensor:
     return torch.empty(shape, dtype=value.dtype, device="meta")
 
 
-def is_sharded(parameter: Tensor) -> bool:
+def is_shard(parameter: Tensor) -> bool:
     """True for a weight of which this process holds a part."""
     return isinstance(parameter, DTensor) or hasattr(parameter, "ds_id")

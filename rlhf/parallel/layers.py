@@ -79,13 +79,13 @@ def take_from_main(parameter: nn.Parameter, device: str) -> None:
 
 
 def allocate(parameter: nn.Parameter, device: str, place: Stored) -> None:
-    """Give a parameter on `meta` storage of its own, in place, which `read_parts` will fill."""
+    """Give a parameter on `meta` storage of its own, in place; `load_own_shards` will fill it."""
     value = torch.empty_like(parameter, device=device)
     swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
     setattr(parameter, STORED, place)
 
 
-def read_parts(weights: Iterable[Tensor]) -> None:
+def load_own_shards(weights: Iterable[Tensor]) -> None:
     """Fill the weights that are still in files: of a sharded one only this process's part.
 
     All processes call this with the same weights.

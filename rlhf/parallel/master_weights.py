@@ -21,16 +21,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-def rounded_weights(
-    model: nn.Module, keep_in_fp32: Iterable[nn.Module] | None
-) -> list[nn.Parameter]:
-    """The trained weights that work in bf16: all but those of the modules `keep_in_fp32`.
-
-    Empty if `keep_in_fp32` is None: then all weights work in their own precision.
-    """
-    if keep_in_fp32 is None:
-        return []
-    kept = {id(parameter) for part in keep_in_fp32 for parameter in part.parameters()}
+def rounded_weights(model: nn.Module, fp32_modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The trained weights that work in bf16: all but those of `fp32_modules`."""
+    kept = {id(parameter) for part in fp32_modules for parameter in part.parameters()}
     return [one for one in model.parameters() if one.requires_grad and id(one) not in kept]
 
 
@@ -45,14 +38,14 @@ class MasterOptimizer(Optimizer):
     Args:
         optimizer: of the model's weights; it has no state yet.
         model: a float32 model on its device.
-        keep_in_fp32: modules whose weights stay float32.
+        fp32_modules: those whose weights stay float32.
     """
 
     # no super().__init__: the groups are the optimizer's
     def __init__(
-        self, optimizer: Optimizer, model: nn.Module, keep_in_fp32: Iterable[nn.Module]
+        self, optimizer: Optimizer, model: nn.Module, fp32_modules: Iterable[nn.Module]
     ) -> None:
-        rounded = rounded_weights(model, keep_in_fp32)
+        rounded = rounded_weights(model, fp32_modules)
         masters = {id(weight): nn.Parameter(weight.data) for weight in rounded}
         shared = {id(one): one for one in (*model.parameters(), *model.buffers())}
         self.optimizer = optimizer

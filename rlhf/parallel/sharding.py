@@ -125,28 +125,30 @@ def prepare(
     model: nn.Module,
     optimizer: Optimizer,
     sharding: Sharding,
-    keep_in_fp32: Sequence[nn.Module] | None = None,
+    *,
+    bf16_weights: bool = False,
+    fp32_modules: Sequence[nn.Module] = (),
 ) -> tuple[nn.Module, Optimizer]:
     """Shard or replicate a model and its optimizer over the group; use the returned ones instead.
 
-    With `keep_in_fp32` all weights but those of these modules work in bf16.
+    With `bf16_weights` all weights but those of `fp32_modules` work in bf16.
 
     Raises:
         InputError: DeepSpeed is asked for and not installed.
         ConfigError: DeepSpeed is to train bf16 weights.
     """
     if not sharding.is_sharded:
-        if keep_in_fp32 is None:
-            model, optimizer = accelerator.prepare(model, optimizer)
-        else:
-            optimizer = MasterOptimizer(optimizer, model.to(accelerator.device), keep_in_fp32)
+        if bf16_weights:
+            optimizer = MasterOptimizer(optimizer, model.to(accelerator.device), fp32_modules)
             accelerator._optimizers.append(optimizer)  # where rlhf.run.checkpoint finds it
             model = accelerator.prepare(model)
+        else:
+            model, optimizer = accelerator.prepare(model, optimizer)
         if sharding.reduce_dtype == "bf16":
             assert isinstance(model, DistributedDataParallel)
             model.register_comm_hook(None, _add_up_in_bf16)
         return model, optimizer
-    if keep_in_fp32 is not None and sharding.strategy != "fsdp":
+    if bf16_weights and sharding.strategy != "fsdp":
         raise ConfigError(
             f"--precision bf16-weights cannot be combined with --sharding {sharding.strategy}",
             "Use --sharding fsdp or ddp, or --precision bf16.",
@@ -157,8 +159,15 @@ def prepare(
         prepare_tensor_parallel(model, optimizer)
     elif sharding.strategy == "fsdp":  # moves a layer to the device at a time
         mesh = _mesh_of(model) or _arrange(accelerator, sharding)
-        bf16 = accelerator.mixed_precision == "bf16"
-        shard(model, optimizer, sharding, mesh, bf16=bf16, keep_in_fp32=keep_in_fp32)
+        shard(
+            model,
+            optimizer,
+            sharding,
+            mesh,
+            bf16=accelerator.mixed_precision == "bf16",
+            bf16_weights=bf16_weights,
+            fp32_modules=fp32_modules,
+        )
     else:
         model.to(accelerator.device)
         model, optimizer = _initialize_deepspeed(model, optimizer, sharding)
@@ -168,17 +177,17 @@ def prepare(
 
 
 def shard_first(
-    accelerator: Accelerator, model: nn.Module, sharding: Sharding, *, rounded: bool
+    accelerator: Accelerator, model: nn.Module, sharding: Sharding, *, bf16_weights: bool
 ) -> None:
     """Under FSDP, shard a model before others are loaded, so that it is whole no longer.
 
     `prepare` of a module that contains it shards what is neither in a layer nor a matrix. With
-    `rounded` all weights work in bf16.
+    `bf16_weights` all weights work in bf16.
     """
     if sharding.strategy != "fsdp":
         return
     bf16, mesh = accelerator.mixed_precision == "bf16", _arrange(accelerator, sharding)
-    shard_parts(model, sharding, mesh, bf16=bf16, keep_in_fp32=[] if rounded else None)
+    shard_parts(model, sharding, mesh, bf16=bf16, bf16_weights=bf16_weights)
 
 
 def _arrange(accelerator: Accelerator, sharding: Sharding) -> DeviceMesh:
@@ -234,16 +243,20 @@ def shard(
     mesh: DeviceMesh,
     *,
     bf16: bool,
-    keep_in_fp32: Sequence[nn.Module] | None = None,
+    bf16_weights: bool = False,
+    fp32_modules: Sequence[nn.Module] = (),
 ) -> None:
     """Shard every layer, then the rest, and give the optimizer the sharded parameters.
 
-    With bf16, layers are gathered in bf16, as autocast would round their matrices; only the weights
-    of their norms are rounded in addition. Copies made by autocast would outlive the gathering.
-    With `keep_in_fp32` everything but these modules is.
+    With `bf16`, layers are gathered in bf16, as autocast would round their matrices; only the
+    weights of their norms are rounded in addition. Copies made by autocast would outlive the
+    gathering.
+    With `bf16_weights` everything but `fp32_modules` is.
     """
     places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
-    shard_all(model, sharding, mesh, bf16=bf16, keep_in_fp32=keep_in_fp32)
+    shard_all(
+        model, sharding, mesh, bf16=bf16, bf16_weights=bf16_weights, fp32_modules=fp32_modules
+    )
     sharded = dict(model.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
         group["params"] = [sharded[places[parameter]] for parameter in group["params"]]

@@ -110,8 +110,8 @@ def write_snapshot(
     group: ProcessGroup | None = None,
 ) -> Path:
     """Write a checkpoint; `group` are all processes, in a group of their own for a thread."""
-    final_name = checkpoint_name(folder, snapshot.step)
-    partial = folder / f".{final_name.name}.partial"
+    final = checkpoint_folder(folder, snapshot.step)
+    partial = folder / f".{final.name}.partial"
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -124,20 +124,20 @@ def write_snapshot(
         content = {"step": snapshot.step, **snapshot.progress, WRITTEN_BY: written_by}
         write_json(partial / PROGRESS, content)
         flush_folder(partial)
-        shutil.rmtree(final_name, ignore_errors=True)
-        partial.rename(final_name)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
         flush(folder)
-        write_text_atomically(folder / LATEST, lambda stream: stream.write(final_name.name))
+        write_text_atomically(folder / LATEST, lambda stream: stream.write(final.name))
         flush(folder)
         # a run resumed from an earlier step may have left later checkpoints: keep the new one
-        kept = sorted(folder.glob("step-*"), key=lambda path: (path == final_name, path.name))
+        kept = sorted(folder.glob("step-*"), key=lambda path: (path == final, path.name))
         for old in kept[:-keep]:
             shutil.rmtree(old)
     _wait_for_everyone(accelerator, group)
-    return final_name
+    return final
 
 
-def checkpoint_name(folder: Path, step: int) -> Path:
+def checkpoint_folder(folder: Path, step: int) -> Path:
     """The folder of a complete checkpoint."""
     return folder / f"step-{step:06d}"
 

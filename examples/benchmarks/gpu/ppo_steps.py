@@ -32,7 +32,7 @@ from policies.ppo import setting_groups as groups
 from policies.ppo.memory import plan_memory
 from policies.ppo.settings import PPOSettings
 from policies.ppo.setup import set_up
-from policies.ppo.train import before_training, take_step
+from policies.ppo.train import check_policy_is_reference, take_step, warm_up_critic
 from policies.reference.build import build_reference
 from policies.reference.settings import ReferenceSettings, SamplingSettings
 from policies.reference.store import open_store
@@ -110,7 +110,9 @@ def take_steps(settings: PPOSettings) -> list[Line]:
     accelerator = start(settings.precision, settings.seed)
     run = RunDir(Path(settings.out))
     training = set_up(settings, store, accelerator, choose_sharding(settings), run)
-    before_training(training)
+    with training.model_copy.weights_of(training.model) as plain:
+        check_policy_is_reference(training, plain)
+        warm_up_critic(training, plain)
     rows: list[Line] = []
     for step in range(1, settings.steps + 1):
         began = machine.now()

@@ -77,7 +77,7 @@ def build(case: Case) -> tuple[PolicyAndCritic, nn.Module, Any]:
     module.train(case.checkpointing)
     optimizer: Any = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=True)
     if case.bf16_weights:
-        optimizer = MasterOptimizer(optimizer, module, module.keep_in_fp32)
+        optimizer = MasterOptimizer(optimizer, module, module.fp32_modules)
     return module, reward.requires_grad_(False), optimizer
 
 

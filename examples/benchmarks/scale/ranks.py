@@ -149,10 +149,15 @@ def measure(case: Case) -> dict[str, float]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         module, optimizer = build(case)
         autocast_forward(accelerator, module)
-        sharding, kept = Sharding("fsdp", group=case.group), None
-        if case.bf16_weights:
-            kept = module.keep_in_fp32
-        shard(module, optimizer, sharding, mesh, bf16=True, keep_in_fp32=kept)
+        shard(
+            module,
+            optimizer,
+            Sharding("fsdp", group=case.group),
+            mesh,
+            bf16=True,
+            bf16_weights=case.bf16_weights,
+            fp32_modules=module.fp32_modules,
+        )
         compute = computing(case, accelerator, module, sequences)
         with Traffic() as traffic:
             compute(last=False)

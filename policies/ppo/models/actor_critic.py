@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf.modeling.adapters import save_merged, save_sharded
 from rlhf.modeling.heads import reward_head
 from rlhf.modeling.log_probs import Sequences, TokenLogProbs, features, response_log_probs
-from rlhf.parallel.gathered_model import is_sharded
+from rlhf.parallel.gathered_model import is_shard
 from rlhf.parallel.sharding import reshard
 
 POLICY = "policy."  # before the names of its weights
@@ -74,7 +74,7 @@ class PolicyAndCritic(nn.Module):
         return {"policy": self.policy, **critic}
 
     @property
-    def keep_in_fp32(self) -> list[nn.Module]:
+    def fp32_modules(self) -> list[nn.Module]:
         """What stays float32 beside bf16 weights: the critic's head."""
         return [] if self.critic is None else [reward_head(self.critic)]
 
@@ -114,8 +114,8 @@ class PolicyAndCritic(nn.Module):
         others = None if ids is None else token_log_probs.log_probs[num_episodes:, :, 1:]
         return token_log_probs.first(sequences.responses.mask), values, others
 
-    def run(self, function: Callable[[], Result]) -> Result:
-        """Call a function that uses parts of this module: see `read_parts`."""
+    def call_gathered(self, function: Callable[[], Result]) -> Result:
+        """Call a function; FSDP treats this as a forward pass: see `call_with_root_gathered`."""
         return function()
 
     def read(
@@ -162,13 +162,14 @@ class PolicyAndCritic(nn.Module):
         return features(model, sequences)
 
 
-def read_parts(model: PolicyAndCritic, function: Callable[[], Result]) -> Result:
+def call_with_root_gathered(model: PolicyAndCritic, function: Callable[[], Result]) -> Result:
     """Call a function that uses the policy or the critic alone; returns what it returns.
 
-    Meanwhile FSDP gathers what it shards with neither a layer nor a matrix, such as norms and
-    heads. All ranks must call a sharded model equally often.
+    Under FSDP what belongs to neither a layer nor a matrix, such as norms and heads, is gathered
+    meanwhile. FSDP gathers it around methods only, so this is no context manager. All ranks must
+    call a sharded model equally often.
     """
-    found = model.run(function)
+    found = model.call_gathered(function)
     reshard(model)
     return found
 
@@ -182,7 +183,7 @@ def save_policy(
     """Save the policy as a plain model, with its adapters merged in; all processes call it."""
     named = trained.state_dict(keep_vars=True).items()
     state = {name.removeprefix(POLICY): one for name, one in named if name.startswith(POLICY)}
-    if any(map(is_sharded, state.values())):
+    if any(map(is_shard, state.values())):
         save_sharded(accelerator, trained.policy, state, tokenizer, folder)
     elif accelerator.is_main_process:
         save_merged(trained.policy, tokenizer, folder)

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.formulas import shape_rewards
-from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead, read_parts
+from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead, call_with_root_gathered
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from policies.rewards import reads_tokens
@@ -143,7 +143,7 @@ def fit_critic(
     """
     prompts = prompts[:MAX_ROWS]
     targets = warmup_targets(prompts, reference_rewards, settings)
-    fitted, held_out = read_parts(
+    fitted, held_out = call_with_root_gathered(
         model, lambda: _moments(accelerator, model, prompts, targets, pad_id, sharding)
     )
     head = reward_head(model.critic)

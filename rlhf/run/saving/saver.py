@@ -20,7 +20,7 @@ from rlhf.parallel.settings import CheckpointSettings
 from rlhf.run.checkpoint import (
     WITHOUT_GROUP,
     Snapshot,
-    checkpoint_name,
+    checkpoint_folder,
     save_checkpoint,
     write_snapshot,
 )
@@ -48,9 +48,9 @@ class _BackgroundWriter:
         self.wait()
         beat("saving", step)
         snapshot = Snapshot.of(self._accelerator, step, progress).copied()
-        words = (self._accelerator, self._folder, self._keep, snapshot, self._group)
-        self._pending = self._pool.submit(write_snapshot, *words)
-        return checkpoint_name(self._folder, step)
+        arguments = (self._accelerator, self._folder, self._keep, snapshot, self._group)
+        self._pending = self._pool.submit(write_snapshot, *arguments)
+        return checkpoint_folder(self._folder, step)
 
     def wait(self) -> None:
         """Wait until what was begun is written.
@@ -98,7 +98,7 @@ class Saver:
         )
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def saving_on_sigterm(self) -> Iterator[None]:
         """SIGTERM takes effect after the current step; a second SIGTERM at once.
 
         When the block ends, what is still being written is waited for.

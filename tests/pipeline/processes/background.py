@@ -45,7 +45,7 @@ def main(folder: str, out: str, asynchronous: str) -> None:
     settings = CheckpointSettings(every=EVERY, asynchronous=asynchronous == "1")
     saver = Saver(accelerator, run / "checkpoints", settings)
     torch.save = slow_down(torch.save)
-    with saver.listening():
+    with saver.saving_on_sigterm():
         for step in range(saved["step"] + 1, STEPS + 1):
             loss = prepared(torch.randint(5, 60, (2, 8))).logits.square().mean()
             accelerator.backward(loss)

@@ -146,9 +146,11 @@ class PPO:
         plain = PolicyAndCritic(policy, critic, value_bias=0.25)
         groups = [{"params": part.parameters(), "lr": RATE} for part in (plain.policy, critic)]
         optimizer = torch.optim.AdamW(groups, eps=1e-5, weight_decay=0.0, fused=True)
-        keep_in_fp32 = plain.keep_in_fp32 if is_rounded else None
-        self.gathered_model = GatheredModel(plain, accelerator.device, sharding, keep_in_fp32)
-        self.model, self.optimizer = prepare(accelerator, plain, optimizer, sharding, keep_in_fp32)
+        precision = {"bf16_weights": is_rounded, "fp32_modules": plain.fp32_modules}
+        self.model_copy = GatheredModel(
+            plain, accelerator.device, is_copy=sharding.shards_weights, **precision
+        )
+        self.model, self.optimizer = prepare(accelerator, plain, optimizer, sharding, **precision)
         rows = list(range(accelerator.process_index, len(PROMPTS), accelerator.num_processes))
         self.experience = build_experience(rows)
         self.references = reference_batch([build_row(row) for row in rows], 0, accelerator.device)
@@ -184,11 +186,11 @@ class PPO:
         """Communication of one sampling phase, and how often the shell was filled."""
         sampling = Sampling(temperature=1.0, max_new_tokens=new_tokens, seed=0)
         tokenizer = load_tokenizer(folder)
-        with Collectives() as counter, self.gathered_model.gathered(self.model) as plain:
+        with Collectives() as counter, self.model_copy.weights_of(self.model) as plain:
             for part in (PROMPTS[:2], PROMPTS[2:]):
-                with self.gathered_model.gathered(self.model):
+                with self.model_copy.weights_of(self.model):
                     sample_responses(self.accelerator, plain.policy, tokenizer, part, sampling, 1)
-        return counter.count, self.gathered_model.fills
+        return counter.count, self.model_copy.fills
 
 
 def scores(accelerator: Accelerator, folder: str, strategy: str) -> list[float]:
@@ -266,8 +268,8 @@ def reward(
     held = sharding.held(trained=True)
     module = RewardModule(new_reward_model(folder, 0, seed=1, held=held))
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, eps=1e-5, fused=True)
-    keep_in_fp32 = module.keep_in_fp32 if is_rounded else None
-    model, stepper = prepare(accelerator, module, optimizer, sharding, keep_in_fp32)
+    precision = {"bf16_weights": is_rounded, "fp32_modules": module.fp32_modules}
+    model, stepper = prepare(accelerator, module, optimizer, sharding, **precision)
     state = TrainState(accelerator, model, stepper, 0, 16, Objective(), shared=False)
     responses = (tuple(RESPONSES[0]), tuple(RESPONSES[1]))
     groups = [

@@ -15,9 +15,9 @@ from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.rollout import (
     Episodes,
     Experience,
-    Measured,
     RolloutContext,
     Scores,
+    TokenStats,
     build_experience,
     measure_episodes,
     sample_episodes,
@@ -101,7 +101,7 @@ def collect(
     model: Any,
     prompts: Sequence[tuple[ReferenceRow, ...]],
     settings: PPOSettings,
-) -> tuple[Episodes, Scores, Measured, Experience]:
+) -> tuple[Episodes, Scores, TokenStats, Experience]:
     """A rollout and what is learned from it, as a step of the loop gets them."""
     episodes = sample_episodes(context, model.policy, prompts, settings.sampling.batch_size)
     scores = score_episodes(context, episodes)

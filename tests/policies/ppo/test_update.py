@@ -17,7 +17,6 @@ from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import TokenBatch, pad_left, pad_right
 from rlhf.parallel.distributed import start
 from rlhf.parallel.gathered_model import GatheredModel
-from rlhf.parallel.sharding import Sharding
 from tests.policies.ppo.updates import (
     PROMPTS,
     RESPONSES,
@@ -65,9 +64,9 @@ def test_a_frozen_critic_is_not_read_again(tiny_model: Path, micro_tokens: int |
 def test_a_copy_to_sample_from_does_not_take_a_trained_critic_for_a_frozen_one(
     tiny_model: Path,
 ) -> None:
-    gathered_model = GatheredModel(build_model(tiny_model), torch.device("cpu"), Sharding("fsdp"))
-    assert all(one.requires_grad for one in gathered_model.module.parameters())
-    assert not gathered_model.module.reads_frozen_features
+    model_copy = GatheredModel(build_model(tiny_model), torch.device("cpu"), is_copy=True)
+    assert all(one.requires_grad for one in model_copy.module.parameters())
+    assert not model_copy.module.reads_frozen_features
 
 
 @pytest.mark.parametrize("size", [1, 3, 16])

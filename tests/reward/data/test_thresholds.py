@@ -97,7 +97,7 @@ def test_what_says_one_thing_is_measured_against_the_mean_reward():
     assert level == pytest.approx((8 - 1 + 12) / 19)
     assert found.values(level) == {"ann": pytest.approx(0.5), OTHERS: level}
     assert found.of(groups, level).tolist() == pytest.approx([0.5] * 16 + [1.0] * 2)
-    again = found.follow(groups[1:], [[5.0, 6.0], [7.0]])
+    again = found.update(groups[1:], [[5.0, 6.0], [7.0]])
     assert found.values(again) == {"ann": pytest.approx(6 + 0.5 - level), OTHERS: 6}
 
 
@@ -107,14 +107,14 @@ def test_offsets_move_by_four_times_the_mean_gradient_by_hand():
     found.fit(stored(groups[:1]), scoring(groups[:1], [[0.0] * 16]))
     assert found.state() == {"ann": [pytest.approx(0, abs=1e-9), 16]}
     # rewards of 4 and 2: level 3, gradients 1 − σ(1) and −σ(−1), which cancel
-    assert found.follow(groups[1:], [[4.0, 2.0]]) == 3
+    assert found.update(groups[1:], [[4.0, 2.0]]) == 3
     assert found.state() == {"ann": [pytest.approx(0, abs=1e-9), 18]}
     # both 3 above the level that a third response makes: gradients ½ and −½ of b, no move; two ups
     ups = [group("ups", 1, 1), Group("pair", (1,), ((2,), (3,)))]
-    found.follow(ups, [[1.0, 1.0], [-1.0, -1.0]])
+    found.update(ups, [[1.0, 1.0], [-1.0, -1.0]])
     sigma = 1 / (1 + np.exp(-1.0))
     assert found.state() == {"ann": [pytest.approx(-4 * (1 - sigma) * 2 / 20), 20]}
-    found.follow(ups[1:], [[9.0, 9.0]])  # a batch without thumbs
+    found.update(ups[1:], [[9.0, 9.0]])  # a batch without thumbs
     assert found.state() == {"ann": [pytest.approx(-4 * (1 - sigma) * 2 / 20), 20]}
 
 
@@ -125,7 +125,7 @@ def test_a_shift_of_all_rewards_shifts_b_as_far_at_once():
         found = Thresholds(stored(groups))
         found.fit(stored(groups), scoring(groups, [[1.0, 0.0, -1.0]] * 20))
         rewards = [[1.0 + shift, 0.5 + shift, -1.0 + shift]] * 4
-        moved.append(found.values(found.follow(groups[:4], rewards))["ann"])
+        moved.append(found.values(found.update(groups[:4], rewards))["ann"])
     assert moved[1] == pytest.approx(moved[0] + 12)
 
 
@@ -138,7 +138,7 @@ def test_following_finds_the_best_b():
         rewards = dice.normal(0, spread, size=(40, 16))
         rewards += 5 - rewards.mean(axis=1, keepdims=True)  # of one level
         for n in [*range(40)] * 2:
-            level = found.follow([groups[n]], [rewards[n].tolist()])
+            level = found.update([groups[n]], [rewards[n].tolist()])
         best = solve(rewards.ravel(), good.ravel(), np.ones(640))
         assert found.values(level)["ann"] == pytest.approx(best, abs=0.3)
 
@@ -147,7 +147,7 @@ def test_a_batch_of_more_thumbs_than_the_memory_does_not_overshoot():
     groups = [group(str(n), 1, 1, 0) for n in range(MEMORY)]
     found = Thresholds(stored(groups))
     for _ in range(60):
-        level = found.follow(groups, [[3.0, 3.0, 3.0]] * MEMORY)
+        level = found.update(groups, [[3.0, 3.0, 3.0]] * MEMORY)
     assert found.values(level)["ann"] == pytest.approx(3 - math.log(2), abs=1e-3)
 
 

@@ -52,7 +52,8 @@ def test_the_plan_counts_the_bytes_that_are_held(
     accelerator.free_memory()
     module = RewardModule(new_reward_model(str(tiny_model), 0, seed=1))
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
-    model, stepper = prepare(accelerator, module, optimizer, Sharding(), module.keep_in_fp32)
+    precision = {"bf16_weights": True, "fp32_modules": module.fp32_modules}
+    model, stepper = prepare(accelerator, module, optimizer, Sharding(), **precision)
     assert isinstance(stepper, MasterOptimizer)
     state = TrainState(accelerator, model, stepper, 0, 100, Objective(), shared=False)
     held: dict[str, int] = {}

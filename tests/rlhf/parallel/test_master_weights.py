@@ -61,9 +61,13 @@ class Training:
         optimizer = torch.optim.AdamW(
             plain.parameters(), lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, fused=True
         )
-        keep_in_fp32 = [plain.head] if is_rounded else None
         self.model, self.optimizer = prepare(
-            self.accelerator, plain, optimizer, Sharding(), keep_in_fp32
+            self.accelerator,
+            plain,
+            optimizer,
+            Sharding(),
+            bf16_weights=is_rounded,
+            fp32_modules=[plain.head],
         )
 
     def steps(self, count: int) -> list[float]:
@@ -185,7 +189,9 @@ def test_a_checkpoint_is_that_of_a_float32_training(tmp_path: Path) -> None:
 
 def test_a_gathered_copy_is_rounded_but_for_what_is_exact() -> None:
     model = Scorer()
-    copy = GatheredModel(model, torch.device("cpu"), Sharding("fsdp"), [model.head]).module
+    copy = GatheredModel(
+        model, torch.device("cpu"), is_copy=True, bf16_weights=True, fp32_modules=[model.head]
+    ).module
     assert copy.trunk.weight.dtype == copy.trunk.bias.dtype == torch.bfloat16
     assert copy.head.weight.dtype == torch.float32
 
@@ -194,4 +200,4 @@ def test_deepspeed_would_round_the_head() -> None:
     model = Scorer()
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(ConfigError, match="bf16-weights cannot be combined with --sharding zero2"):
-        prepare(Accelerator(cpu=True), model, optimizer, Sharding("zero2"), [model.head])
+        prepare(Accelerator(cpu=True), model, optimizer, Sharding("zero2"), bf16_weights=True)

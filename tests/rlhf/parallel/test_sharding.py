@@ -196,28 +196,28 @@ def test_deepspeed_that_is_not_installed(monkeypatch) -> None:
 
 def test_the_gathered_model_of_a_replicated_one_is_itself() -> None:
     model = nn.Linear(2, 2)
-    gathered_model = GatheredModel(model, torch.device("cpu"), Sharding("zero2"))
-    with gathered_model.gathered(model) as plain:
+    model_copy = GatheredModel(model, torch.device("cpu"), is_copy=False)
+    with model_copy.weights_of(model) as plain:
         assert plain is model
-    assert gathered_model.fills == 0
+    assert model_copy.fills == 0
 
 
 def test_a_gathered_model_holds_weights_only_inside_its_block() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    gathered_model = GatheredModel(model, torch.device("cpu"), Sharding("fsdp"))
-    assert all(value.numel() == 0 for value in gathered_model.module.parameters())
+    model_copy = GatheredModel(model, torch.device("cpu"), is_copy=True)
+    assert all(value.numel() == 0 for value in model_copy.module.parameters())
     with torch.no_grad():
         model[0].weight.fill_(2.0)
         model[1].running_mean.fill_(5.0)
-    with gathered_model.gathered(model) as plain:
+    with model_copy.weights_of(model) as plain:
         assert plain[0].weight.eq(2.0).all()
         assert plain[1].running_mean.eq(5.0).all()
         assert plain is not model
-        with gathered_model.gathered(model):
+        with model_copy.weights_of(model):
             pass
         assert plain[0].weight.numel() == 6  # the inner one has emptied nothing
-    assert all(value.numel() == 0 for value in gathered_model.module.parameters())
-    assert gathered_model.fills == 1
+    assert all(value.numel() == 0 for value in model_copy.module.parameters())
+    assert model_copy.fills == 1
 
 
 def test_a_parameter_is_overwritten_in_its_own_shape() -> None:

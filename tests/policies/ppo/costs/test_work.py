@@ -68,7 +68,7 @@ def test_each_phase_counts_what_the_profiler_counts(
         found[name] = take_work().flops, float(profiler.get_total_flops())
         return result
 
-    with training.gathered_model.gathered(training.model) as model:
+    with training.model_copy.weights_of(training.model) as model:
         episodes = counted("sample", lambda: sample_episodes(context, model.policy, prompts, 8))
         scores = counted("score", lambda: score_episodes(context, episodes))
         measured = counted("measure", lambda: measure_episodes(context, model, episodes, settings))

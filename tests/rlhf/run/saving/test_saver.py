@@ -50,7 +50,7 @@ def new_saver(loop: Loop, folder: Path, *, asynchronous: bool = True, every: int
 def test_the_training_goes_on_meanwhile_and_resumes_exactly_where_it_was(tmp_path: Path) -> None:
     loop = Loop()
     saver = new_saver(loop, tmp_path, every=3)
-    with saver.listening():
+    with saver.saving_on_sigterm():
         loop.steps(3)
         progress = {"seen": [1, 2]}
         began = time.monotonic()
@@ -69,7 +69,7 @@ def test_the_training_goes_on_meanwhile_and_resumes_exactly_where_it_was(tmp_pat
 def test_one_is_written_before_the_next_begins(tmp_path: Path) -> None:
     loop = Loop()
     saver = new_saver(loop, tmp_path)
-    with saver.listening():
+    with saver.saving_on_sigterm():
         saver.after_step(1, {})
         saver.after_step(2, {})
         assert newest_checkpoint(tmp_path) == tmp_path / "step-000001"
@@ -82,7 +82,7 @@ def test_the_files_are_those_of_a_training_that_waits(tmp_path: Path) -> None:
     contents = []
     for asynchronous in (False, True):
         saver = new_saver(loop, tmp_path / str(asynchronous), asynchronous=asynchronous)
-        with saver.listening():
+        with saver.saving_on_sigterm():
             saver.after_step(1, {"fact": 1})
         folder = tmp_path / str(asynchronous)
         files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pt"]
@@ -98,7 +98,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training(
     (tmp_path / "file").write_text("")
     loop = Loop()
     saver = new_saver(loop, tmp_path / "file" / "checkpoints", asynchronous=asynchronous)
-    with pytest.raises(NotADirectoryError), saver.listening():
+    with pytest.raises(NotADirectoryError), saver.saving_on_sigterm():
         saver.after_step(1, {})
 
 
@@ -119,7 +119,7 @@ def test_a_training_that_fails_waits_for_its_checkpoint_and_says_why_it_failed(
     saver = new_saver(Loop(), tmp_path)
 
     def train() -> None:
-        with saver.listening():
+        with saver.saving_on_sigterm():
             saver.after_step(1, {})
             raise ZeroDivisionError
 
@@ -133,7 +133,7 @@ def test_a_stop_on_request_waits_for_both(tmp_path: Path) -> None:
     saver = new_saver(Loop(), tmp_path)
 
     def train() -> None:
-        with saver.listening():
+        with saver.saving_on_sigterm():
             saver.after_step(1, {})
             os.kill(os.getpid(), signal.SIGTERM)
             saver.after_step(2, {})
