@@ -29,7 +29,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.adapters import without_adapters
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.tokens import send
-from rlhf.parallel.distributed import global_sum
+from rlhf.parallel.distributed import global_sum_dict
 from rlhf.parallel.sharding import Sharding
 
 ReferencePolicy = Callable[[PolicyAndCritic, Sequences], Float[Tensor, "B R"]]
@@ -98,16 +98,17 @@ def describe_reverse_kl(
     prefix: str = "kl",
 ) -> dict[str, float]:
     """KL(policy ‖ reference) of fresh samples of all processes, in nats per token and response."""
-    k1, k3 = (
-        estimate(log_probs, reference_log_probs, mask).sum()
-        for estimate in (reverse_kl_k1, reverse_kl_k3)
-    )
-    counts = [mask.sum(), torch.tensor(len(mask), device=mask.device)]
-    sums = global_sum(accelerator, torch.stack([k1, k3, *counts])).tolist()
+    local: dict[str, Tensor | float] = {
+        "k1": reverse_kl_k1(log_probs, reference_log_probs, mask).sum(),
+        "k3": reverse_kl_k3(log_probs, reference_log_probs, mask).sum(),
+        "tokens": mask.sum(),
+        "responses": len(mask),
+    }
+    sums = global_sum_dict(accelerator, local)
     return {
-        f"{prefix}/reverse_k1_per_token": sums[0] / sums[2],
-        f"{prefix}/reverse_k3_per_token": sums[1] / sums[2],
-        f"{prefix}/reverse_k1": sums[0] / sums[3],
+        f"{prefix}/reverse_k1_per_token": sums["k1"] / sums["tokens"],
+        f"{prefix}/reverse_k3_per_token": sums["k3"] / sums["tokens"],
+        f"{prefix}/reverse_k1": sums["k1"] / sums["responses"],
     }
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from policies.formulas import masked_moments, matches_sampler
 from policies.ppo.rollout import Episodes, Experience, RolloutContext, Scores, TokenStats
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceStore
-from rlhf.parallel.distributed import global_sum
+from rlhf.parallel.distributed import global_sum, global_sum_dict
 from rlhf.planning.forecast import stride
 
 PER_TOKEN = ("entropy", "sampler_gap")  # the others are means over episodes
@@ -22,27 +23,26 @@ def describe_rollout(
     accelerator: Accelerator, episodes: Episodes, scores: Scores, measured: TokenStats
 ) -> dict[str, float]:
     """Means over all episodes, and over all tokens, of all processes."""
-    mask, device = episodes.mask, accelerator.device
+    mask = episodes.mask
     lengths = mask.sum(dim=1).tolist()
     ids = episodes.sequences.responses.ids.tolist()
     variety = sum(distinct_2(row[:length]) for row, length in zip(ids, lengths, strict=True))
-    sums = {
+    local: dict[str, Tensor | float] = {
         "reward/mean": scores.raw.sum(),
         "reward/centered": scores.centered.sum(),
         "reward/shaped": scores.shaped.sum(),
         "eos_rate": episodes.finished.sum(),
         "length": mask.sum(),
         "entropy": measured.entropy.sum(),
-        "distinct_2": torch.tensor(variety).to(device),
+        "distinct_2": torch.tensor(variety),
         "sampler_gap": (episodes.sampler_log_probs - measured.log_probs)[mask].abs().sum(),
-        "episodes": torch.tensor(float(len(lengths))).to(device),
+        "episodes": len(lengths),
     }
-    totals = global_sum(accelerator, torch.stack(list(sums.values()))).tolist()
-    total = dict(zip(sums, totals, strict=True))
-    num_episodes, num_tokens = total.pop("episodes"), total["length"]
+    sums = global_sum_dict(accelerator, local)
+    num_episodes, num_tokens = sums.pop("episodes"), sums["length"]
     return {
         name: value / (num_tokens if name in PER_TOKEN else num_episodes)
-        for name, value in total.items()
+        for name, value in sums.items()
     }
 
 
@@ -92,10 +92,8 @@ def describe_correction(
         near = matches_sampler(
             experience.old_log_probs, episodes.sampler_log_probs, episodes.mask, cap
         )
-        masked, responses = global_sum(
-            accelerator, torch.stack([(~near).sum(), torch.ones_like(near).sum()])
-        ).tolist()
-        found["sampler/masked_fraction"] = masked / responses
+        sums = global_sum_dict(accelerator, {"masked": (~near).sum(), "responses": len(near)})
+        found["sampler/masked_fraction"] = sums["masked"] / sums["responses"]
     return found
 
 

@@ -18,7 +18,7 @@ from reward.data.stored_groups import StoredGroups
 from reward.data.thresholds import Thresholds
 from reward.losses import Objective, sum_of_losses
 from rlhf.modeling.tokens import send
-from rlhf.parallel.distributed import global_sum
+from rlhf.parallel.distributed import global_sum_dict
 from rlhf.parallel.sharding import accumulating, backward, clear_gradients, clip_gradients
 from rlhf.parallel.waits import waiting
 from rlhf.run.metrics import progress
@@ -89,18 +89,21 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
             backward(accelerator, module, loss * (state.dp_size / weight))
         found.append((loss.detach(), rewards.detach(), thresholds.tolist()))
     beat("stepping")
-    totals = torch.zeros(5, dtype=torch.float64)  # loss, right and all pairs, right and all thumbs
+    local = dict.fromkeys(("loss", *Counts._fields), 0.0)
     for part, (loss, rewards, values) in zip(passes, found, strict=True):
-        counts = count_judgments(part, rows_of(part, rewards), values)
-        totals += torch.tensor([loss.item(), *counts], dtype=torch.float64)
+        local["loss"] += loss.item()
+        for name, count in count_judgments(part, rows_of(part, rewards), values)._asdict().items():
+            local[name] += count
     for parameters in state.optimizer.param_groups:
         parameters["lr"] = rate
     norm = clip_gradients(accelerator, module, module.parameters(), MAX_GRAD_NORM)
     state.optimizer.step()
     clear_gradients(module, state.optimizer)
-    summed = global_sum(accelerator, totals) / state.tensor_parallel
-    loss_sum, *sums = summed.tolist()
-    return {"loss": loss_sum / weight, **Counts(*sums).accuracies(), "grad_norm": norm}
+    sums = global_sum_dict(accelerator, local)
+    # each process of a tensor-parallel group has counted the same
+    sums = {name: value / state.tensor_parallel for name, value in sums.items()}
+    loss_sum = sums.pop("loss")
+    return {"loss": loss_sum / weight, **Counts(**sums).accuracies(), "grad_norm": norm}
 
 
 def update_thresholds(state: TrainState, groups: Sequence[Group]) -> float | None:

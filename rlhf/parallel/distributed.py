@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -282,3 +282,12 @@ def global_sum(accelerator: Accelerator, value: Tensor | float) -> Tensor:
     with waiting("ranks"):
         summed: Tensor = accelerator.reduce(tensor, reduction="sum")
     return summed
+
+
+def global_sum_dict(
+    accelerator: Accelerator, values: Mapping[str, Tensor | float]
+) -> dict[str, float]:
+    """The sums of several numbers over all ranks, by their names, in float64 and one collective."""
+    device = accelerator.device
+    numbers = [torch.as_tensor(one, dtype=torch.float64, device=device) for one in values.values()]
+    return dict(zip(values, global_sum(accelerator, torch.stack(numbers)).tolist(), strict=True))

@@ -51,13 +51,14 @@ def run_forks(tmp_path: Path, program: str) -> tuple[int, list[str]]:
 SUMS = """
 import os
 import torch
-from rlhf.parallel.distributed import from_main, global_sum, on_main, start
+from rlhf.parallel.distributed import from_main, global_sum, global_sum_dict, on_main, start
 from rlhf.ranks import is_main_process
 accelerator = start("fp32", seed=5)
 rank = accelerator.process_index
 total = global_sum(accelerator, torch.tensor([1.0 + rank, 10.0]))  # (1, 10) + (2, 10)
 number = global_sum(accelerator, 0.5)
-words = (rank, is_main_process(), total.tolist(), total.dtype, number.item(),
+named = global_sum_dict(accelerator, {"loss": torch.tensor(0.25 + rank), "pairs": 2 + 3 * rank})
+words = (rank, is_main_process(), total.tolist(), total.dtype, number.item(), named,
          torch.initial_seed(), torch.get_num_threads(), from_main([f"seen by {rank}"]),
          on_main(lambda: f"worked on {rank}"))
 os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # one write: the two do not mix
@@ -69,9 +70,10 @@ def test_two_processes_sum_over_ranks_and_have_their_own_seeds(tmp_path: Path) -
     done = run_group(tmp_path, SUMS)
     assert done.returncode == 0, done.stderr
     threads = max(1, (os.cpu_count() or 1) // 2)
+    sums = "[3.0, 20.0] torch.float64 1.0 {'loss': 1.5, 'pairs': 7.0}"
     assert sorted(done.stdout.splitlines()) == [
-        f"0 True [3.0, 20.0] torch.float64 1.0 5 {threads} ['seen by 0'] worked on 0",
-        f"1 False [3.0, 20.0] torch.float64 1.0 {5 + 100_003} {threads} ['seen by 0'] worked on 0",
+        f"0 True {sums} 5 {threads} ['seen by 0'] worked on 0",
+        f"1 False {sums} {5 + 100_003} {threads} ['seen by 0'] worked on 0",
     ]
 
 
