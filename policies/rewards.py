@@ -59,14 +59,14 @@ class ReferenceOutput(Protocol):
 class Reward:
     """One or several sources as one number for each response.
 
-    `in_step` repeats batches until all processes have equally many, where models are sharded.
+    `equal_calls` repeats batches until all processes have equally many, where models are sharded.
     """
 
     sources: tuple[Source, ...]
     weights: tuple[float, ...]
     combination: Combination
     description: dict[str, str]
-    in_step: Callable[..., Sequence[int]]
+    equal_calls: Callable[..., Sequence[int]]
 
     def __call__(
         self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
@@ -95,12 +95,12 @@ class Reward:
         pad_id, (offset, step) = int(tokenizer.pad_token_id), share
         rewards = [0.0] * len(rows)
         mine = range(0, len(rows), batch_size)[offset::step]
-        for turn, first in enumerate(self.in_step(mine, [0])):
+        for turn, first in enumerate(self.equal_calls(mine, [0])):
             beat()
             part = rows[first : first + batch_size]
             batch = pad_right([row.prompt_ids + row.response_ids for row in part], pad_id)
             found = self([row.prompt for row in part], [row.text for row in part], batch.to(device))
-            if turn < len(mine):  # else only in step with other processes
+            if turn < len(mine):  # else only so that others can call the models
                 rewards[first : first + len(part)] = found.tolist()
         return rewards
 
@@ -223,8 +223,8 @@ def load_reward(
         whole = {"path": ", ".join(names), "hash": f"{combination} {used} {hashes}"}
     sharding = sharding or Sharding()
     sources = tuple(_load(name, accelerator, members, sharding, base, given) for name in names)
-    in_step = partial(sharding.in_step, accelerator)
-    return Reward(sources, used, combination, whole, in_step)
+    equal_calls = partial(sharding.equal_calls, accelerator)
+    return Reward(sources, used, combination, whole, equal_calls)
 
 
 def _load(

@@ -19,7 +19,6 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from policies.sampling.generate import Sampler
@@ -34,8 +33,8 @@ def main() -> None:
     import torch
 
     from policies.reference.prompts import load_prompts
-    from policies.sampling.continuous import sample_continuously
-    from policies.sampling.generate import encode_prompts
+    from policies.sampling.continuous import ContinuousSampler
+    from policies.sampling.generate import GenerateSampler, encode_prompts
     from policies.sampling.vllm_engine import VLLM
     from rlhf.modeling.attention.packing import pack_prefixes
     from rlhf.modeling.models import load_causal_lm, load_config
@@ -56,14 +55,17 @@ def main() -> None:
     prompts = encode_prompts(tokenizer, config, records, NEW_TOKENS)
     model = load_causal_lm(arguments.model).to(accelerator.device).eval()
     pack_prefixes(model)
-    samplers: dict[str, Sampler | None] = {"generate": None, "continuous": sample_continuously}
+    samplers: dict[str, Sampler] = {
+        "generate": GenerateSampler(accelerator),
+        "continuous": ContinuousSampler(accelerator),
+    }
     if find_spec("vllm"):
         longest = max(map(len, prompts)) + NEW_TOKENS
         samplers["vllm"] = VLLM(arguments.model, accelerator, longest, len(prompts))
     times: dict[str, list[float]] = {name: [] for name in samplers}
     for number in range(arguments.runs + 1):
         for name, sampler in samplers.items():
-            taken = milliseconds_a_token(accelerator, model, tokenizer, prompts, sampler)
+            taken = milliseconds_a_token(sampler, model, tokenizer, prompts)
             if number:
                 times[name].append(taken)
     for name, taken in times.items():
@@ -77,19 +79,18 @@ def main() -> None:
 
 
 def milliseconds_a_token(
-    accelerator: "Accelerator",
+    sampler: "Sampler",
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     prompts: list[list[int]],
-    sampler: "Sampler | None",
 ) -> float:
     """Wall time of one batch over the tokens that it gave."""
-    from policies.sampling.generate import sample_with
+    from policies.sampling.generate import sample_responses
     from rlhf.records.schema import Sampling
 
     sampling = Sampling(temperature=0.8, max_new_tokens=NEW_TOKENS, seed=0)
     began = time.perf_counter()
-    found = sample_with(sampler, accelerator, model, tokenizer, prompts, sampling, len(prompts))
+    found = sample_responses(sampler, model, tokenizer, prompts, sampling, len(prompts))
     return 1000 * (time.perf_counter() - began) / sum(len(one.token_ids) for one in found)
 
 

@@ -110,7 +110,7 @@ def measure(model: str, case: Case) -> dict[str, float]:
 
 def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
     """Sample one batch; returns the bytes that the plan says for it."""
-    from policies.sampling.generate import sample_responses
+    from policies.sampling.generate import GenerateSampler, sample_responses
     from rlhf.modeling.models import load_causal_lm
     from rlhf.modeling.tokens import load_tokenizer
     from rlhf.planning.plan import SampleBatch
@@ -121,7 +121,8 @@ def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
     sampling = Sampling(max_new_tokens=case.response)
     prompts = random_ids(case.sequences, case.prompt)
     tokenizer = load_tokenizer(model)
-    sample_responses(accelerator, language_model, tokenizer, prompts, sampling, case.sequences)
+    sampler = GenerateSampler(accelerator)
+    sample_responses(sampler, language_model, tokenizer, prompts, sampling, case.sequences)
     plan = reference_plan(
         shape,
         None,

@@ -21,7 +21,7 @@ import torch
 import transformers
 
 from policies.reference.audit import score_responses
-from policies.sampling.generate import encode_prompts, sample_responses
+from policies.sampling.generate import GenerateSampler, encode_prompts, sample_responses
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
@@ -50,7 +50,9 @@ def measure(size: int) -> dict[str, Any]:
     policy = load_causal_lm(MODEL).eval()
     original = load_causal_lm(MODEL, torch.bfloat16).eval()
     prompts = encode_prompts(tokenizer, policy.config, read_prompts(size), 24)
-    samples = sample_responses(accelerator, policy, tokenizer, prompts, SAMPLING, 16)
+    samples = sample_responses(
+        GenerateSampler(accelerator), policy, tokenizer, prompts, SAMPLING, 16
+    )
     responses = [sample.token_ids for sample in samples]
     stored = score_responses(accelerator, original, tokenizer, prompts, responses, 0.8, 16)
     again = score_responses(accelerator, policy, tokenizer, prompts, responses, 0.8, 6)

@@ -151,7 +151,7 @@ def measure_reference(
     log_probs = torch.zeros(sequences.responses.ids.shape, device=accelerator.device)
     parts = list(in_length_order(sequences, micro_batch_size))
     with accelerator.autocast():
-        for rows, part in sharding.in_step(accelerator, parts):
+        for rows, part in sharding.equal_calls(accelerator, parts):
             here = send(rows, accelerator.device)
             found = score(model, part.to(accelerator.device))
             log_probs[here, : found.shape[1]] = found

@@ -165,14 +165,14 @@ def sequences_in_pass(settings: PPOSettings, rollout: int, length: int) -> tuple
         length: of the longest sequence, in tokens.
     """
     batch, minibatches = settings.batch, settings.optim.minibatches
-    in_step = math.ceil(rollout / minibatches)
+    episodes_per_update = math.ceil(rollout / minibatches)
     if batch.micro_tokens:  # reference rows have passes of their own
-        return min(in_step, max(1, batch.micro_tokens // length)), 0
-    episodes = min(in_step, batch.micro_batch_size)
+        return min(episodes_per_update, max(1, batch.micro_tokens // length)), 0
+    episodes = min(episodes_per_update, batch.micro_batch_size)
     if settings.kl.source != "reference":
         return episodes, 0
     rows = count_rows(rollout // batch.samples_per_prompt, settings.kl.rows_per_prompt)
-    return episodes, rows_in_pass(rows, minibatches, math.ceil(in_step / episodes))
+    return episodes, rows_in_pass(rows, minibatches, math.ceil(episodes_per_update / episodes))
 
 
 def _texts(settings: PPOSettings, processes: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from policies.ppo.rollout_metrics import describe_amount
 from policies.ppo.setup import LoopState, Training
 from policies.reference.audit import AuditSamples, audit_policy, measure_for_audit
 from policies.reference.store import ReferenceRow
-from policies.sampling.generate import Sample, sample_with
+from policies.sampling.generate import Sample, sample_responses
 from rlhf.parallel.distributed import from_main, seed_all
 from rlhf.parallel.master_weights import float32_model
 from rlhf.parallel.sharding import unwrap
@@ -52,9 +52,8 @@ def finish(training: Training, state: LoopState) -> None:
 def sample_for_audit(training: Training, policy: PreTrainedModel) -> list[Sample]:
     """The trained policy's answers to the prompts of the audit."""
     seed_all(training.settings.seed)
-    samples = sample_with(
+    samples = sample_responses(
         training.rollout.sampler,
-        training.accelerator,
         policy,
         training.tokenizer,
         [group[0].prompt_ids for group in audited(training)],

@@ -34,7 +34,7 @@ from policies.ppo.models.actor_critic import PolicyAndCritic, call_with_root_gat
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from policies.rewards import Reward
-from policies.sampling.generate import Sample, Sampler, sample_with
+from policies.sampling.generate import Sample, Sampler, sample_responses
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.tokens import decode_response, send
 from rlhf.parallel.distributed import global_sum
@@ -56,7 +56,7 @@ class RolloutContext:
         reference_rewards: rewards of each prompt's reference outputs, by prompt id.
         sampling: how the reference outputs were sampled.
         shaping: keyword arguments of `shape_rewards`.
-        sampler: samples in place of transformers' plain `generate`.
+        sampler: what samples.
         sampler_correction: how differences between sampler and trainer are corrected for.
         sharding: how policy and critic are held during a rollout.
     """
@@ -68,7 +68,7 @@ class RolloutContext:
     reference_rewards: dict[str, list[float]]
     sampling: Sampling
     shaping: Mapping[str, Any]
-    sampler: Sampler | None = None
+    sampler: Sampler
     sampler_correction: Literal["none", "token", "sequence"] = "none"
     sharding: Sharding = field(default_factory=Sharding)
 
@@ -162,9 +162,8 @@ def sample_episodes(
     """
     tokenizer, device = context.tokenizer, context.accelerator.device
     prompt_ids = [rows[0].prompt_ids for rows in prompts]
-    samples = sample_with(
+    samples = sample_responses(
         context.sampler,
-        context.accelerator,
         policy,
         tokenizer,
         prompt_ids,
@@ -226,7 +225,7 @@ def _measure(
     features: Tensor | None = None
     parts = list(in_length_order(sequences, batch.micro_batch_size, batch.micro_tokens))
     with accelerator.autocast():
-        for rows, part in context.sharding.in_step(accelerator, parts):
+        for rows, part in context.sharding.equal_calls(accelerator, parts):
             mask = sequences.on_host.responses.mask[rows]
             repadded = PaddingMap.between(part.responses.mask, mask, accelerator.device)
             here, part = send(rows, accelerator.device), part.to(accelerator.device)

@@ -74,11 +74,13 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     set_end_tokens(tokenizer, from_main(settle_end_tokens(run, tokenizer)))
     shards = cut_into_shards(records, settings.prompts_per_shard)
     stall_timeout, heartbeat = settings.parallel.stall_timeout, heartbeat_of(run, settings)
-    in_step = sharding.shards_weights or sharding.is_tensor_parallel
+    ranks_synchronize = sharding.shards_weights or sharding.is_tensor_parallel
     with (
         job_clock(heartbeat) if settings.shard is not None else nullcontext(),
         stage_status(run, is_complete=run.report_json.is_file, alone=settings.shard is None),
-        watching_stage(run, stall_timeout, heartbeat=heartbeat, in_step=in_step),
+        watching_stage(
+            run, stall_timeout, heartbeat=heartbeat, ranks_synchronize=ranks_synchronize
+        ),
     ):
         run.outputs.mkdir(exist_ok=True)
         rate = measure_rate(accelerator, run.speed_file)

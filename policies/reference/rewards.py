@@ -118,11 +118,12 @@ class _Scorer:
         spare = sorted(path.name for path in folder.glob("*.parquet"))[:1]
         counted = progress("scoring reference outputs", total, total - left, is_stage=True)
         with counted as bar:
-            for turn, name in enumerate(self.sharding.in_step(self.accelerator, lacking, spare)):
+            for turn, name in enumerate(
+                self.sharding.equal_calls(self.accelerator, lacking, spare)
+            ):
                 table = read_table(folder / name)
-                if turn >= len(
-                    lacking
-                ):  # other ranks still have files and need this rank's weights
+                # other ranks still have files and need this rank's weights
+                if turn >= len(lacking):
                     self._rewards(rows_of(table)[:1])
                     continue
                 rewards = self._rewards(rows_of(table))

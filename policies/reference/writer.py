@@ -16,7 +16,7 @@ from policies.reference.settings import ReferenceSettings
 from policies.reference.shards import ReferenceRow, TopTokens, write_shard
 from policies.rewards import Reward, load_reward
 from policies.sampling.engines import FrozenModel, new_sampler
-from policies.sampling.generate import Sample, Sampler, cut
+from policies.sampling.generate import Sample, Sampler, cut_at_end_token
 from rlhf.modeling.chat_template import END_TOKENS, end_token_ids
 from rlhf.modeling.log_probs import (
     SCORE_BATCH,
@@ -60,7 +60,7 @@ class Models:
     original: PreTrainedModel
     model_copy: GatheredModel
     reward: Reward | None
-    sampler: Sampler | None
+    sampler: Sampler
 
 
 def load_models(
@@ -170,7 +170,7 @@ class ShardWriter:
         reward = None if judge is None else judge.description["hash"]
         sizes = {name: len(shards[name]) * self.settings.sampling.samples for name in mine}
         total, lacking = sum(sizes.values()), sum(sizes[name] for name in missing)
-        turns = self.sharding.in_step(self.accelerator, missing, list(shards)[:1])
+        turns = self.sharding.equal_calls(self.accelerator, missing, list(shards)[:1])
         counted = progress("writing reference outputs", total, total - lacking, is_stage=True)
         with counted as bar:
             for turn, name in enumerate(turns):
@@ -251,7 +251,7 @@ class ShardWriter:
         fitting = [r for r in record.responses if self._fits(r)]
         fitting.sort(key=lambda response: response.sample_index)
         ends = end_token_ids(self.tokenizer)
-        return [cut(list(r.token_ids or ()), ends) for r in fitting][
+        return [cut_at_end_token(list(r.token_ids or ()), ends) for r in fitting][
             : self.settings.sampling.samples
         ]
 
@@ -276,7 +276,7 @@ class ShardWriter:
         columns: dict[int, dict[str, Any]] = {}
         lengths = [len(sample.token_ids) for sample in samples]
         batches = batches_by_prompt(encoded, lengths, min(self.settings.batch_size, SCORE_BATCH))
-        for rows in self.sharding.in_step(self.accelerator, batches):
+        for rows in self.sharding.equal_calls(self.accelerator, batches):
             answers = [samples[row].token_ids for row in rows]
             sequences = Sequences.of([encoded[row] for row in rows], answers, pad_id)
             sequences = sequences.to(self.accelerator.device)

@@ -8,6 +8,7 @@ themselves are rounded while it samples.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,32 +16,44 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
+from policies.sampling.generate import OnBatch, TokensAndLogProbs
 from rlhf.errors import InputError
 
 PAGE = 256  # tokens
 REMEDY = "Use --engine generate, which samples from every model."
 
 
-def sample_continuously(
+@dataclass(frozen=True)
+class ContinuousSampler:
+    """Continuous batching; a call samples all its prompts in one run of the engine.
+
+    `accelerator`: device and precision.
+    """
+
+    accelerator: Accelerator
+
+    def __call__(
+        self,
+        model: PreTrainedModel | None,
+        prompts: Sequence[list[int]],
+        config: GenerationConfig,
+        batch_size: int,
+        on_batch: OnBatch,
+    ) -> list[TokensAndLogProbs]:
+        """See `Sampler`."""
+        assert model is not None
+        found = _run_engine(self.accelerator, model, prompts, config, batch_size)
+        on_batch(len(prompts))
+        return found
+
+
+def _run_engine(
     accelerator: Accelerator,
-    model: PreTrainedModel | None,
+    model: PreTrainedModel,
     prompts: Sequence[list[int]],
     config: GenerationConfig,
     requests: int,
-) -> list[tuple[list[int], list[float]]]:
-    """Token ids of a response to each prompt, and their log-probs according to the engine.
-
-    Args:
-        accelerator: precision.
-        model: the language model, not wrapped.
-        prompts: token ids.
-        config: how to sample.
-        requests: maximum number of responses sampled at once.
-
-    Raises:
-        InputError: the engine cannot run this model.
-    """
-    assert model is not None
+) -> list[TokensAndLogProbs]:
     how = batching_config(
         accelerator.device, requests, max(map(len, prompts)) + int(config.max_new_tokens)
     )

@@ -1,6 +1,6 @@
 """What samples responses: transformers' `generate`, its continuous batching, or vLLM."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.sampling.continuous import sample_continuously
-from policies.sampling.generate import Sample, Sampler, sample_responses, sample_with
+from policies.sampling.continuous import ContinuousSampler
+from policies.sampling.generate import GenerateSampler, OnBatch, Sample, Sampler, sample_responses
 from policies.sampling.settings import Engine
 from policies.sampling.vllm_engine import VLLM, shut_down
 from rlhf.modeling.models import in_memory, load_causal_lm
@@ -17,7 +17,7 @@ from rlhf.parallel.distributed import global_max
 from rlhf.records.schema import Sampling
 from rlhf.run.watchdog import beat
 
-BATCHES_PER_CALL = 4  # of an engine other than `generate`
+BATCHES_PER_CALL = 4  # of engines that show no progress within a call
 
 
 def new_sampler(
@@ -29,8 +29,8 @@ def new_sampler(
     *,
     is_frozen: bool = False,
     tensor_parallel: int = 1,
-) -> Sampler | None:
-    """The sampler of an engine; None for transformers' plain `generate`.
+) -> Sampler:
+    """The sampler of an engine.
 
     Args:
         engine: by its name in settings.
@@ -45,7 +45,7 @@ def new_sampler(
         InputError: vLLM does not start with this model.
     """
     if engine == "continuous":
-        return sample_continuously
+        return ContinuousSampler(accelerator)
     if engine == "vllm":
         return VLLM(
             model,
@@ -55,7 +55,7 @@ def new_sampler(
             is_frozen=is_frozen,
             tensor_parallel=tensor_parallel,
         )
-    return None
+    return GenerateSampler(accelerator)
 
 
 @dataclass(frozen=True)
@@ -66,26 +66,31 @@ class FrozenModel:
         accelerator: device and precision.
         tokenizer: for padding and end tokens.
         model: not wrapped; None where the sampler has the weights.
-        sampler: None for transformers' plain `generate`.
+        sampler: what samples.
         batch_size: sequences sampled at once.
     """
 
     accelerator: Accelerator
     tokenizer: PreTrainedTokenizerBase
     model: PreTrainedModel | None
-    sampler: Sampler | None
+    sampler: Sampler
     batch_size: int
 
     @property
     def at_once(self) -> int:
-        """Prompts of one call of the engine, which gives no sign of progress before its end."""
-        return self.batch_size * (1 if self.sampler is None else BATCHES_PER_CALL)
+        """Prompts that are done before there is a sign of progress."""
+        return self.batch_size * (1 if self._reports_batches else BATCHES_PER_CALL)
+
+    @property
+    def _reports_batches(self) -> bool:
+        """Whether the sampler calls `on_batch` before the end of a call."""
+        return isinstance(self.sampler, GenerateSampler)
 
     def sample(
         self,
         prompts: Sequence[list[int]],
         sampling: Sampling,
-        on_batch: Callable[[int], None] = lambda count: None,
+        on_batch: OnBatch = lambda count: None,
     ) -> list[Sample]:
         """Sample one response to each prompt, in the order given.
 
@@ -98,24 +103,19 @@ class FrozenModel:
             InputError: the engine cannot run this model.
         """
         tokenizer, size = self.tokenizer, self.batch_size
-        if self.sampler is None:
-            assert self.model is not None
-            return sample_responses(
-                self.accelerator, self.model, tokenizer, prompts, sampling, size, on_batch
-            )
         found: list[Sample] = []
-        firsts = list(range(0, len(prompts), self.at_once))
+        per_call = max(1, len(prompts)) if self._reports_batches else self.at_once
+        firsts = list(range(0, len(prompts), per_call))
         if isinstance(self.sampler, VLLM) and self.sampler.tensor_parallel > 1:
             # the ranks that share it call it equally often, some at last without prompts
             calls = int(global_max(self.accelerator, len(firsts)))
             firsts += [len(prompts)] * (calls - len(firsts))
         for first in firsts:
             beat()
-            part = prompts[first : first + self.at_once]
-            found += sample_with(
-                self.sampler, self.accelerator, self.model, tokenizer, part, sampling, size
+            part = prompts[first : first + per_call]
+            found += sample_responses(
+                self.sampler, self.model, tokenizer, part, sampling, size, on_batch
             )
-            on_batch(len(part))
         return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -31,13 +31,37 @@ from rlhf.modeling.tokens import encode_prompt
 from rlhf.records.schema import Prompt, Sampling
 from rlhf.run.watchdog import beat
 
-PART = 256  # tokens of the vocabulary whose probabilities are summed first
-# Samples a response to each prompt: its token ids and their log-probs. The last argument is the
-# maximum number of responses sampled at once.
-Sampler = Callable[
-    [Accelerator, PreTrainedModel | None, Sequence[list[int]], GenerationConfig, int],
-    list[tuple[list[int], list[float]]],
-]
+VOCABULARY_BLOCK = 256  # tokens whose probabilities are summed first
+
+TokensAndLogProbs = tuple[list[int], list[float]]
+OnBatch = Callable[[int], None]
+
+
+class Sampler(Protocol):
+    """Samples a response to each prompt: its token ids and their log-probs, in the order given."""
+
+    def __call__(
+        self,
+        model: PreTrainedModel | None,
+        prompts: Sequence[list[int]],
+        config: GenerationConfig,
+        batch_size: int,
+        on_batch: OnBatch,
+    ) -> list[TokensAndLogProbs]:
+        """Sample; what follows an end token may be left in.
+
+        Args:
+            model: the language model, not wrapped and in evaluation mode; None where the sampler
+                has the weights.
+            prompts: token ids.
+            config: temperature, truncation and length, end tokens and padding.
+            batch_size: maximum number of responses sampled at once.
+            on_batch: called with the number of responses whenever some are done.
+
+        Raises:
+            InputError: the sampler cannot run this model.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -77,57 +101,33 @@ def encode_prompts(
 
 @torch.no_grad()
 def sample_responses(
-    accelerator: Accelerator,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[list[int]],
-    sampling: Sampling,
-    batch_size: int,
-    on_batch: Callable[[int], None] = lambda count: None,
-) -> list[Sample]:
-    """Sample one response to each prompt, in the order given.
-
-    Args:
-        accelerator: device and precision.
-        model: the language model, not wrapped.
-        tokenizer: for padding and end tokens.
-        prompts: token ids; repeat a prompt to sample it several times.
-        sampling: temperature, truncation and length; the caller sets the random seed.
-        batch_size: sequences sampled at once.
-        on_batch: called after each batch with the number of its responses.
-    """
-    with _evaluating(model):
-        sampled = _sample_batches(
-            accelerator, model, tokenizer, prompts, sampling, batch_size, on_batch
-        )
-    ends = end_token_ids(tokenizer)
-    return [cut(ids, ends, log_probs) for ids, log_probs in sampled]
-
-
-def sample_with(
-    sampler: Sampler | None,
-    accelerator: Accelerator,
+    sampler: Sampler,
     model: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],
     sampling: Sampling,
     batch_size: int,
+    on_batch: OnBatch = lambda count: None,
 ) -> list[Sample]:
-    """As `sample_responses`, with `sampler` where one is given.
+    """Sample one response to each prompt, in the order given.
 
-    `model` is None where the sampler has the weights.
+    Args:
+        sampler: what samples.
+        model: the language model, not wrapped; None where the sampler has the weights.
+        tokenizer: for padding and end tokens.
+        prompts: token ids; repeat a prompt to sample it several times.
+        sampling: temperature, truncation and length; the caller sets the random seed.
+        batch_size: maximum number of responses sampled at once.
+        on_batch: called with the number of responses whenever some are done.
 
     Raises:
         InputError: the sampler cannot run this model.
     """
-    if sampler is None:
-        assert model is not None
-        return sample_responses(accelerator, model, tokenizer, prompts, sampling, batch_size)
+    config = generation_config(tokenizer, sampling)
     with _evaluating(model):
-        config = generation_config(tokenizer, sampling)
-        sampled = sampler(accelerator, model, prompts, config, batch_size)
+        sampled = sampler(model, prompts, config, batch_size, on_batch)
     ends = end_token_ids(tokenizer)
-    return [cut(ids, ends, log_probs) for ids, log_probs in sampled]
+    return [cut_at_end_token(ids, ends, log_probs) for ids, log_probs in sampled]
 
 
 @contextmanager
@@ -144,50 +144,59 @@ def _evaluating(model: PreTrainedModel | None) -> Iterator[None]:
         model.train(was_training)
 
 
-def _sample_batches(
-    accelerator: Accelerator,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[list[int]],
-    sampling: Sampling,
-    batch_size: int,
-    on_batch: Callable[[int], None],
-) -> list[tuple[list[int], list[float]]]:
-    """Token ids and log-probs in the order given; prompts of similar length share a batch."""
-    sampled: dict[int, tuple[list[int], list[float]]] = {}
-    for rows in batches_by_length([len(ids) for ids in prompts], batch_size):
-        part = [prompts[row] for row in rows]
-        found = _sample_batch(accelerator, model, part, tokenizer, sampling)
-        sampled.update(zip(rows, found, strict=True))
-        on_batch(len(rows))
-    return [sampled[row] for row in range(len(prompts))]
+@dataclass(frozen=True)
+class GenerateSampler:
+    """Transformers' plain `generate`: batches of prompts of similar length.
+
+    `accelerator`: device and precision.
+    """
+
+    accelerator: Accelerator
+
+    def __call__(
+        self,
+        model: PreTrainedModel | None,
+        prompts: Sequence[list[int]],
+        config: GenerationConfig,
+        batch_size: int,
+        on_batch: OnBatch,
+    ) -> list[TokensAndLogProbs]:
+        """See `Sampler`."""
+        assert model is not None
+        sampled: dict[int, TokensAndLogProbs] = {}
+        for rows in batches_by_length([len(ids) for ids in prompts], batch_size):
+            part = [prompts[row] for row in rows]
+            found = _sample_batch(self.accelerator, model, part, config)
+            sampled.update(zip(rows, found, strict=True))
+            on_batch(len(rows))
+        return [sampled[row] for row in range(len(prompts))]
 
 
 def _sample_batch(
     accelerator: Accelerator,
     model: PreTrainedModel,
     prompts: Sequence[list[int]],
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-) -> list[tuple[list[int], list[float]]]:
+    config: GenerationConfig,
+) -> list[TokensAndLogProbs]:
     """Token ids, up to the longest response of the batch, and their log-probs."""
-    drawing = Draw()
+    drawing = SampleAndRecord()
     generate: Any = model.generate
+    pad_id = int(config.pad_token_id)
     with accelerator.autocast(), float32_logits(model, frozen=True):
-        batch, cache = prefill(model, prompts, int(tokenizer.pad_token_id), accelerator.device)
+        batch, cache = prefill(model, prompts, pad_id, accelerator.device)
         output = generate(
             input_ids=batch.ids,
             attention_mask=batch.mask.long(),
             past_key_values=cache,
-            generation_config=greedy_config(tokenizer, sampling.max_new_tokens),
-            logits_processor=LogitsProcessorList([*warpers(sampling), drawing]),
+            generation_config=config_for_drawing_processor(config),
+            logits_processor=LogitsProcessorList([*warpers(config), drawing]),
         )
     new_ids = output[:, batch.ids.shape[1] :].tolist()
     log_probs = torch.stack(drawing.log_probs, dim=1).tolist()
     return list(zip(new_ids, log_probs, strict=True))
 
 
-class Draw(LogitsProcessor):
+class SampleAndRecord(LogitsProcessor):
     """Draws the next token, masks all others for `generate`, and records its log-probability.
 
     `generate` itself would use `torch.multinomial`, which draws a random number for every token of
@@ -213,46 +222,49 @@ def draw(probabilities: Float[Tensor, "B V"]) -> Int[Tensor, "B 1"]:
     would lose the tail of a large vocabulary.
     """
     vocabulary = probabilities.shape[1]
-    padded = torch.nn.functional.pad(probabilities, (0, -vocabulary % PART))
-    parts = padded.view(len(padded), -1, PART)
+    padded = torch.nn.functional.pad(probabilities, (0, -vocabulary % VOCABULARY_BLOCK))
+    parts = padded.view(len(padded), -1, VOCABULARY_BLOCK)
     sums = parts.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
     uniform = torch.rand(len(sums), 1, dtype=torch.float64, device=sums.device)
     place = uniform * sums[:, -1:]
     part = torch.searchsorted(sums, place, right=True).clamp(max=sums.shape[1] - 1)
-    chosen = parts.gather(1, part[:, :, None].expand(-1, -1, PART)).squeeze(1)
+    chosen = parts.gather(1, part[:, :, None].expand(-1, -1, VOCABULARY_BLOCK)).squeeze(1)
     inner = chosen.double().cumsum(dim=1)
     before = sums.gather(1, part) - inner[:, -1:]
     token = torch.searchsorted(inner, place - before, right=True)
-    return (part * PART + token).clamp(max=vocabulary - 1)
+    return (part * VOCABULARY_BLOCK + token).clamp(max=vocabulary - 1)
 
 
-def warpers(sampling: Sampling) -> list[LogitsProcessor]:
+def warpers(config: GenerationConfig) -> list[LogitsProcessor]:
     """Temperature and truncation, in the order in which `generate` applies them."""
-    found: list[LogitsProcessor] = [TemperatureLogitsWarper(sampling.temperature)]
-    if sampling.top_k:
-        found.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1:
-        found.append(TopPLogitsWarper(sampling.top_p))
+    found: list[LogitsProcessor] = [TemperatureLogitsWarper(config.temperature)]
+    if config.top_k:
+        found.append(TopKLogitsWarper(config.top_k))
+    if config.top_p < 1:
+        found.append(TopPLogitsWarper(config.top_p))
     return found
 
 
-def greedy_config(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> GenerationConfig:
-    """The configuration of `generate` where `Draw` chooses the tokens."""
+def config_for_drawing_processor(config: GenerationConfig) -> GenerationConfig:
+    """The configuration of `generate` where `SampleAndRecord` draws the tokens.
+
+    `generate` itself then takes the most likely token, which is the drawn one, and warps nothing.
+    """
     return GenerationConfig(
         do_sample=False,
         temperature=1.0,
         top_p=1.0,
         top_k=50,  # unused; left unset, it would come from the model's own config
         repetition_penalty=1.0,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=config.max_new_tokens,
         use_cache=True,  # configs of models trained with checkpointing often switch it off
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=list(end_token_ids(tokenizer)),
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id,
     )
 
 
 def generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> GenerationConfig:
-    """The configuration of transformers' own sampling, batched or continuous."""
+    """How to sample, as samplers take it."""
     # top_k and top_p are set even when off: unset, they would come from the model's own config
     return GenerationConfig(
         do_sample=True,
@@ -266,7 +278,9 @@ def generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) ->
     )
 
 
-def cut(ids: list[int], ends: Sequence[int], log_probs: list[float] | None = None) -> Sample:
+def cut_at_end_token(
+    ids: list[int], ends: Sequence[int], log_probs: list[float] | None = None
+) -> Sample:
     """Drop what follows the first end token, which belongs to the response itself."""
     place = next((place for place, token in enumerate(ids) if token in ends), None)
     length = len(ids) if place is None else place + 1

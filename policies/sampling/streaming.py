@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from policies.sampling.generate import (
     Sample,
-    cut,
+    cut_at_end_token,
     encode_prompts,
     generation_config,
 )
@@ -136,7 +136,7 @@ class TokenStreamer(BaseStreamer):
 
     def sample(self, row: int) -> Sample:
         """The tokens of a row so far."""
-        return cut(self.tokens[row], end_token_ids(self.tokenizer))
+        return cut_at_end_token(self.tokens[row], end_token_ids(self.tokenizer))
 
 
 class _Stop(StoppingCriteria):

@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from policies.sampling.generate import OnBatch, TokensAndLogProbs
 from rlhf.errors import InputError
 from rlhf.modeling.adapters import each_merged_weight
 from rlhf.parallel.distributed import extend_timeouts
@@ -39,7 +40,7 @@ _engines: list["VLLM"] = []
 
 @final
 class VLLM:
-    """A sampler for `policies.sampling.generate.sample_responses`.
+    """A `Sampler`; a call samples all its prompts in one run of the engine.
 
     Args:
         model: folder or hub name of the model, or of the one that the policy starts from.
@@ -74,6 +75,7 @@ class VLLM:
             warnings.simplefilter("ignore")  # of packages that vLLM uses
             from vllm import LLM, SamplingParams
 
+        self.device = accelerator.device
         self.dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
         alone = accelerator.num_processes == 1
         requests *= tensor_parallel  # of all ranks that share the engine
@@ -108,13 +110,13 @@ class VLLM:
 
     def __call__(
         self,
-        accelerator: Accelerator,
         model: PreTrainedModel | None,
         prompts: Sequence[list[int]],
         config: GenerationConfig,
-        requests: int,
-    ) -> list[tuple[list[int], list[float]]]:
-        """Token ids of a response to each prompt, and what vLLM says is their log-probability.
+        batch_size: int,
+        on_batch: OnBatch,
+    ) -> list[TokensAndLogProbs]:
+        """See `Sampler`; the engine was started with its own maximum of responses at once.
 
         Every response has a random seed of its own, drawn from torch's generator.
         """
@@ -122,12 +124,13 @@ class VLLM:
         given, mine = self._of_all_ranks(list(zip(prompts, seeds, strict=True)))
         with _keeping_random_state():
             if not self.is_frozen:
-                self._reload_weights(model, accelerator.device)
+                self._reload_weights(model)
             inputs = [{"prompt_token_ids": ids} for ids, _ in given]
             vocabulary = self.llm.llm_engine.model_config.get_vocab_size()
             how = [_sampling(config, seed, vocabulary) for _, seed in given]
             found = self.llm.generate(inputs, how, use_tqdm=False)
             self._sleep()
+        on_batch(len(prompts))
         return [_tokens_and_log_probs(one.outputs[0]) for one in found[mine]]
 
     def _of_all_ranks(
@@ -145,13 +148,13 @@ class VLLM:
         return list(chain.from_iterable(parts)), slice(first, first + len(mine))
 
     @torch.no_grad()
-    def _reload_weights(self, model: PreTrainedModel | None, device: torch.device) -> None:
+    def _reload_weights(self, model: PreTrainedModel | None) -> None:
         """Give the engine the model's weights one by one, whole and with adapters merged."""
         assert model is not None
         dtype = None if hasattr(model, "peft_config") else self.dtype  # merged in float32
 
         def gather(weight: Tensor) -> Tensor:
-            return whole(weight, device, dtype)
+            return whole(weight, self.device, dtype)
 
         if self.sleeps:
             self.llm.wake_up(tags=["weights"])
@@ -195,7 +198,7 @@ def _sampling(config: GenerationConfig, seed: int, vocabulary: int) -> Any:
     )
 
 
-def _tokens_and_log_probs(output: Any) -> tuple[list[int], list[float]]:
+def _tokens_and_log_probs(output: Any) -> TokensAndLogProbs:
     ids = list(output.token_ids)
     chosen = zip(ids, output.logprobs, strict=True)
     return ids, [float(known[token].logprob) for token, known in chosen]

@@ -118,7 +118,7 @@ class Scorer:
             rows = max(1, tokens_per_batch // max(1, int(lengths[order[start]])))
             parts.append(order[start : start + rows])
             start += rows
-        return self._sharding.in_step(self._accelerator, parts)
+        return self._sharding.equal_calls(self._accelerator, parts)
 
     def _score(self, batch: TokenBatch) -> Tensor:
         inputs = self._lay_out(close(batch, self._ends)).to(self._accelerator.device)

@@ -104,7 +104,7 @@ class Sharding:
         is_fsdp = self.strategy == "fsdp" or (self.shards_weights and not trained)
         return "files" if is_fsdp else "whole"
 
-    def in_step(
+    def equal_calls(
         self, accelerator: Accelerator, parts: Sequence[Value], spare: Sequence[Value] = ()
     ) -> Sequence[Value]:
         """This process's parts of some work; with sharded weights, equally many in every process.

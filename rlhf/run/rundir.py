@@ -274,12 +274,12 @@ def watching_stage(
     url: str | None = None,
     heartbeat: Path | None = None,
     *,
-    in_step: bool = True,
+    ranks_synchronize: bool = True,
 ) -> Iterator[None]:
     """Watch for a stall of any rank: record it in stage.json, print it, notify, exit with code 75.
 
     No progress for `timeout_seconds` is a stall; None: never. Jobs that write one stage have a
-    `heartbeat` folder each. `in_step`: ranks wait for each other.
+    `heartbeat` folder each. `ranks_synchronize`: ranks wait for each other.
     """
 
     def report(error: InterruptedRunError) -> None:
@@ -289,7 +289,9 @@ def watching_stage(
         sys.stderr.flush()
         notify(url, str(run.path), "stalled", str(error))
 
-    with watching(heartbeat or run.heartbeat, timeout_seconds, report, in_step=in_step):
+    with watching(
+        heartbeat or run.heartbeat, timeout_seconds, report, ranks_synchronize=ranks_synchronize
+    ):
         yield
 
 

@@ -81,7 +81,7 @@ class _Watch:
     def __init__(self) -> None:
         self.heartbeat = Heartbeat(rank(), socket.gethostname(), os.getpid())
         self.folder: Path | None = None
-        self.in_step = True
+        self.ranks_synchronize = True
         self.beaten_at = self.counted_at = time.monotonic()
         self.listeners: list[Callable[[str, int], None]] = []
 
@@ -140,15 +140,15 @@ def watching(
     timeout_seconds: float | None,
     on_stall: Callable[[InterruptedRunError], None],
     *,
-    in_step: bool = True,
+    ranks_synchronize: bool = True,
 ) -> Iterator[None]:
     """Watch this rank while the block runs; without a timeout, only write heartbeats.
 
     The folder is shared by all ranks. One rank calls `on_stall` before the process exits with 75.
-    `in_step`: ranks wait for each other, so one that stands still while others go on may only be
-    waiting on its device.
+    `ranks_synchronize`: ranks wait for each other, so one that stands still while others go on may
+    only be waiting on its device.
     """
-    _watch.in_step = in_step
+    _watch.ranks_synchronize = ranks_synchronize
     folder.mkdir(parents=True, exist_ok=True)
     _watch.folder = folder
     _watch.counted_at = time.monotonic()
@@ -207,7 +207,7 @@ def _watch_for_stalls(
         heartbeats = [one for one in read_heartbeats(folder) if one.rank < world_size()]
         own = _watch.heartbeat
         # where ranks work on their own, the others may go on and not know of this one
-        is_alone = not (_watch.in_step or own.waits)
+        is_alone = not (_watch.ranks_synchronize or own.waits)
         slow = [own.rank] if is_alone else find_slow(heartbeats, world_size())
         if is_alone or own.rank == reporting_rank(slow, world_size()):
             on_stall(describe_stall(heartbeats, slow, timeout_seconds, folder))
@@ -247,7 +247,7 @@ class _StallDetector:
         _write(self.folder, _watch.heartbeat)
         beats = sum(one.beats for one in self._others())
         if self.beats not in (None, beats) and (
-            _waits_for_others() or (_watch.in_step and _is_on_cuda())
+            _waits_for_others() or (_watch.ranks_synchronize and _is_on_cuda())
         ):
             self.waited_at = time.monotonic()
         self.beats, self.checked_at = beats, time.monotonic()

@@ -9,7 +9,7 @@ import pytest
 
 from labeling_app.db.store import Store
 from policies.reference.store import open_store
-from policies.sampling.generate import cut
+from policies.sampling.generate import cut_at_end_token
 from reward.scoring.scorer import load_scorer
 from rlhf.cli import main
 from rlhf.modeling.chat_template import end_token_ids
@@ -79,7 +79,7 @@ def test_every_stage_ends_at_the_whole_set(made: Made) -> None:
     last = {one.token_ids[-1] for one in responses if one.finished}
     assert last == set(ends)  # each of them ended some
     for one in responses:
-        sample = cut(list(one.token_ids), ends)
+        sample = cut_at_end_token(list(one.token_ids), ends)
         assert (sample.token_ids, sample.finished) == (list(one.token_ids), one.finished)
         assert not any(token in one.text for token in made.family.special)
 

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
-from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
+from policies.ppo.models.actor_critic import PolicyAndCritic, call_with_root_gathered
 from reward.model.module import RewardModule
 from rlhf.modeling import log_probs
 from rlhf.modeling.attention.layout import Inputs, last_tokens
@@ -192,7 +192,7 @@ def computing(
                 (found.sum() + values.sum()).backward()
             else:
                 with torch.no_grad(), accelerator.autocast():
-                    read_parts(module, lambda: module.read(sequences, case.batch, 1.0))
+                    call_with_root_gathered(module, lambda: module.read(sequences, case.batch, 1.0))
 
     return compute
 

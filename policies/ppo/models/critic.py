@@ -216,14 +216,14 @@ def _moments(
     zero = torch.zeros((width, width), dtype=torch.float64, device=accelerator.device)
     sums = [Moments(zero, zero[0], zero[0, 0])] * 2
     parts = [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
-    turns = sharding.in_step(accelerator, parts, spare=[[0]])
+    turns = sharding.equal_calls(accelerator, parts, spare=[[0]])
     with progress("fitting the critic", total=len(order)) as bar, accelerator.autocast():
         for turn, part in enumerate(turns):
             sequences = Sequences.of(
                 [rows[i].prompt_ids for i in part], [rows[i].response_ids for i in part], pad_id
             ).to(accelerator.device)
             features = torch.nn.functional.pad(model.critic_features(sequences), (0, 1), value=1.0)
-            if turn >= len(parts):  # only in step with other ranks
+            if turn >= len(parts):  # only so that other ranks can call the model
                 continue
             mask = sequences.responses.mask
             expected = targets[part].to(accelerator.device)[:, None].expand(mask.shape)

@@ -27,7 +27,7 @@ from policies.ppo.setting_groups import KLSettings
 from policies.ppo.train import update
 from policies.ppo.update import Learner, StepData, reference_batch
 from policies.reference.store import ReferenceRow
-from policies.sampling.generate import sample_responses
+from policies.sampling.generate import GenerateSampler, sample_responses
 from reward.data.groups import Group, Pair, Pointwise
 from reward.data.thresholds import OTHERS, Thresholds
 from reward.losses import Objective
@@ -185,11 +185,11 @@ class PPO:
     def gathers(self, folder: str, new_tokens: int) -> tuple[int, int]:
         """Communication of one sampling phase, and how often the shell was filled."""
         sampling = Sampling(temperature=1.0, max_new_tokens=new_tokens, seed=0)
-        tokenizer = load_tokenizer(folder)
+        sampler, tokenizer = GenerateSampler(self.accelerator), load_tokenizer(folder)
         with Collectives() as counter, self.model_copy.weights_of(self.model) as plain:
             for part in (PROMPTS[:2], PROMPTS[2:]):
                 with self.model_copy.weights_of(self.model):
-                    sample_responses(self.accelerator, plain.policy, tokenizer, part, sampling, 1)
+                    sample_responses(sampler, plain.policy, tokenizer, part, sampling, 1)
         return counter.count, self.model_copy.fills
 
 

@@ -24,8 +24,8 @@ from policies.ppo.settings import PPOSettings
 from policies.ppo.train import update
 from policies.ppo.update import Learner, StepData, reference_batch
 from policies.rewards import Reward
-from policies.sampling.continuous import sample_continuously
-from policies.sampling.generate import Sampler
+from policies.sampling.continuous import ContinuousSampler
+from policies.sampling.generate import GenerateSampler, Sampler
 from rlhf.modeling.tokens import TokenBatch
 from rlhf.parallel.distributed import start
 from rlhf.records.schema import Sampling
@@ -77,7 +77,7 @@ def trained_policy(
         {PROMPT.id: [0.0]},
         Sampling(temperature=1.0, max_new_tokens=1, seed=0),
         settings.shaping,
-        sampler,
+        sampler or GenerateSampler(accelerator),
         settings.sampler_correction,
     )
     rows = stored_rows()
@@ -111,16 +111,18 @@ def test_the_reward_of_one_byte_is_learned(advantages: str) -> None:
 
 
 def test_a_gap_between_sampler_and_trainer_is_measured() -> None:
-    def sampler(*given: Any) -> list[tuple[list[int], list[float]]]:
-        return [(ids, [one + 0.25 for one in known]) for ids, known in sample_continuously(*given)]
-
     model, tokenizer = build_models(WORDS)
     accelerator = start("fp32", 0)
+    plain = ContinuousSampler(accelerator)
+
+    def sampler(*given: Any) -> list[tuple[list[int], list[float]]]:
+        return [(ids, [one + 0.25 for one in known]) for ids, known in plain(*given)]
+
     reward = Reward((lambda *batch: torch.zeros(8),), (1.0,), "sum", {}, tuple)
     rows = [(stored_rows()[0],)] * 8
     sampling = Sampling(temperature=1.0, max_new_tokens=4, seed=0)
     settings = changed(SETTINGS, samples_per_prompt=8)
-    for by, gap in ((sample_continuously, 0.0), (sampler, 0.25)):
+    for by, gap in ((plain, 0.0), (sampler, 0.25)):
         context = RolloutContext(
             accelerator, tokenizer, reward, None, {PROMPT.id: [0.0]}, sampling, settings.shaping, by
         )
@@ -165,7 +167,7 @@ def test_stored_outputs_lead_to_the_optimum_of_the_forward_kl(estimator: str) ->
 def sampler_off_by(shift: np.ndarray) -> Sampler:
     """Samples one token from the policy whose logits another program has shifted, and says so."""
 
-    def sample(_: object, model: Any, prompts: Any, *__: object) -> list[Any]:
+    def sample(model: Any, prompts: Any, *_: object) -> list[Any]:
         logits = model(torch.tensor(prompts[:1])).logits[0, -1]
         log_probs = (logits + torch.tensor(shift, dtype=torch.float32)).log_softmax(0)
         ids = log_probs.exp().multinomial(len(prompts), replacement=True).tolist()

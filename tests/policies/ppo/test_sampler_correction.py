@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 
 from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead
 from policies.ppo.rollout import Episodes, Experience, RolloutContext
@@ -16,7 +17,7 @@ from policies.ppo.settings import PPOSettings
 from policies.ppo.train import update
 from policies.ppo.update import Learner, StepData, reference_batch
 from policies.rewards import Reward
-from policies.sampling.continuous import sample_continuously
+from policies.sampling.continuous import ContinuousSampler
 from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.distributed import start
@@ -119,7 +120,7 @@ def test_where_all_responses_are_masked_only_the_kl_term_trains(tiny_model: Path
 
 def every_second_by_another(*given: Any) -> list[tuple[list[int], list[float]]]:
     """The sampler says of every second response that its tokens were e^1.5 times less likely."""
-    found = sample_continuously(*given)
+    found = ContinuousSampler(Accelerator(cpu=True))(*given)
     return [
         (ids, [one - 1.5 * (row % 2) for one in known]) for row, (ids, known) in enumerate(found)
     ]

@@ -14,7 +14,7 @@ from policies.reference.audit import (
 )
 from policies.reference.shards import ReferenceRow
 from policies.reference.store import open_store
-from policies.sampling.generate import sample_responses
+from policies.sampling.generate import GenerateSampler, sample_responses
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import load_causal_lm
@@ -101,7 +101,8 @@ def test_beneath_its_adapters_a_policy_holds_the_reference(inputs: Inputs) -> No
     for holds_reference in (True, False):
         torch.manual_seed(0)
         prompts = [group[0].prompt_ids for group in groups]
-        samples = sample_responses(accelerator, policy, tokenizer, prompts, store.sampling, 2)
+        sampler = GenerateSampler(accelerator)
+        samples = sample_responses(sampler, policy, tokenizer, prompts, store.sampling, 2)
         responses = [sample.token_ids for sample in samples]
         found = measure_for_audit(
             accelerator,

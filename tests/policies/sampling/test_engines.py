@@ -11,8 +11,8 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from policies.ppo.checks import check_step
 from policies.reference.audit import score_responses
-from policies.sampling.continuous import batching_config, rounded, sample_continuously
-from policies.sampling.generate import Sample, draw, sample_responses, sample_with
+from policies.sampling.continuous import ContinuousSampler, batching_config, rounded
+from policies.sampling.generate import GenerateSampler, Sample, draw, sample_responses
 from rlhf.cli import main
 from rlhf.errors import GuardError, InputError
 from rlhf.modeling.attention.packing import pack_prefixes
@@ -26,7 +26,7 @@ from tests.families import FAMILIES, build_family_model
 from tests.policies.sampling.samples import PROMPTS, SAMPLING, TEMPERATURE, sample_everywhere
 from tests.policies.training import TrainingInputs
 
-SAMPLERS = {"generate": None, "continuous": sample_continuously}
+SAMPLERS = {"generate": GenerateSampler, "continuous": ContinuousSampler}
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def sample(
     model: PreTrainedModel, folder: Path, engine: str, sampling: Sampling = SAMPLING
 ) -> tuple[Accelerator, list[Sample]]:
     accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(folder))
-    sampler = SAMPLERS[engine]
-    found = sample_with(sampler, accelerator, model, tokenizer, PROMPTS, sampling, 3)
+    sampler = SAMPLERS[engine](accelerator)
+    found = sample_responses(sampler, model, tokenizer, PROMPTS, sampling, 3)
     return accelerator, found
 
 
@@ -67,8 +67,8 @@ def test_every_end_token_ends_a_response(name: str, engine: str, tmp_path: Path)
     folder = build_family_model(tmp_path, FAMILIES[name])
     accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(folder))
     model = load_causal_lm(str(folder)).eval()
-    sampler = SAMPLERS[engine]
-    found = sample_with(sampler, accelerator, model, tokenizer, PROMPTS * 12, SAMPLING, 20)
+    sampler = SAMPLERS[engine](accelerator)
+    found = sample_responses(sampler, model, tokenizer, PROMPTS * 12, SAMPLING, 20)
     ends = set(end_token_ids(tokenizer))
     assert {one.token_ids[-1] for one in found if one.finished} == ends
     for one in found:
@@ -108,7 +108,8 @@ def test_what_prompts_have_in_common_is_read_once(
     model.get_input_embeddings().register_forward_pre_hook(
         lambda _, inputs: reads.append(tuple(inputs[0].shape))
     )
-    samples = sample_responses(accelerator, model, tokenizer, prompts, SAMPLING, len(prompts))
+    sampler = GenerateSampler(accelerator)
+    samples = sample_responses(sampler, model, tokenizer, prompts, SAMPLING, len(prompts))
     assert reads[:3] == expected_reads  # the shortest prompt keeps a token of its own
     answers = [one.token_ids for one in samples]
     expected = score_responses(accelerator, model, tokenizer, prompts, answers, TEMPERATURE)

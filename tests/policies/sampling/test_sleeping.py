@@ -80,7 +80,9 @@ def test_it_sleeps_in_updates_and_wakes_with_the_weights_of_the_moment(
         for weight in model.parameters():
             weight.data.fill_(value)
         # the weights themselves stay where they are: there is no GPU
-        assert engine(SimpleNamespace(device=CPU), model, [[5, 6]], config, 2) == [([2], [-1.0])]
+        done: list[int] = []
+        assert engine(model, [[5, 6]], config, 2, done.append) == [([2], [-1.0])]
+        assert done == [1]
     shut_down()
     sleep, weights, cache = (
         [["sleep 2"], ["wake weights"], ["wake kv_cache"]] if device == "cuda" else [[], [], []]
@@ -99,7 +101,7 @@ def test_a_model_that_is_not_trained_stays_awake(
     monkeypatch.setitem(sys.modules, "vllm", stub(events))
     engine = start_engine(tiny_model, "cuda", is_frozen=True)
     config = generation_config(load_tokenizer(str(tiny_model)), Sampling(max_new_tokens=4))
-    engine(SimpleNamespace(device=CPU), None, [[5, 6]], config, 2)
+    engine(None, [[5, 6]], config, 2, lambda count: None)
     shut_down()
     assert events == [*TRIAL, "generate", "shutdown"]
 

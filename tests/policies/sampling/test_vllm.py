@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from policies.deployment.settings import FormName
 from policies.reference.audit import score_responses
 from policies.reference.store import open_store
-from policies.sampling.generate import Sample, sample_with
+from policies.sampling.generate import Sample, sample_responses
 from policies.sampling.vllm_engine import VLLM
 from rlhf.errors import InputError
 from rlhf.modeling.adapters import add_adapters
@@ -77,7 +77,7 @@ def sample(
 ) -> list[Sample]:
     """Answers to the prompts, whose log-probs must be those that training sees."""
     accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(folder))
-    samples = sample_with(vllm, accelerator, model, tokenizer, prompts, SAMPLING, 3)
+    samples = sample_responses(vllm, model, tokenizer, prompts, SAMPLING, 3)
     answers = [one.token_ids for one in samples]
     ends = set(end_token_ids(tokenizer))
     assert all(one.finished or len(one.token_ids) == SAMPLING.max_new_tokens for one in samples)
@@ -133,8 +133,9 @@ def test_a_model_that_is_not_trained_is_read_from_disk(wide: Path) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()  # the engine does not look at it
-    accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(wide))
-    assert sample_with(engine, accelerator, None, tokenizer, PROMPTS, SAMPLING, 3) == expected
+    start("fp32", 0)
+    tokenizer = load_tokenizer(str(wide))
+    assert sample_responses(engine, None, tokenizer, PROMPTS, SAMPLING, 3) == expected
 
 
 def quantized(wide: Path, form: FormName, folder: Path) -> Path:
@@ -163,7 +164,7 @@ def test_it_multiplies_the_integers_of_int4(wide: Path, bf16: Accelerator, tmp_p
     longest = len(LONG) + SAMPLING.max_new_tokens
     engine = VLLM(str(folder), accelerator, longest, requests=3, is_frozen=True)
     tokenizer = load_tokenizer(str(folder))
-    samples = sample_with(engine, accelerator, None, tokenizer, PROMPTS, SAMPLING, 3)
+    samples = sample_responses(engine, None, tokenizer, PROMPTS, SAMPLING, 3)
     answers = [one.token_ids for one in samples]
     ours = torch.cat([torch.tensor(one.log_probs) for one in samples])
     near, far = (

@@ -204,7 +204,9 @@ def test_a_stall_keeps_the_seconds_until_then(tmp_path: Path, monkeypatch) -> No
     reported: list[Any] = []
 
     @contextmanager
-    def watch(folder: Path, timeout: float, report: Any, *, in_step: bool) -> Iterator[None]:
+    def watch(
+        folder: Path, timeout: float, report: Any, *, ranks_synchronize: bool
+    ) -> Iterator[None]:
         reported.append(report)
         yield
 

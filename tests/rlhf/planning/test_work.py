@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from policies.sampling.continuous import sample_continuously
+from policies.sampling.continuous import ContinuousSampler
 from rlhf.modeling.adapters import add_adapters, without_adapters
 from rlhf.modeling.attention.layout import Inputs, pack, states
 from rlhf.modeling.attention.packing import pack_prefixes
@@ -182,7 +182,8 @@ def test_continuous_batching_counts_each_sequence_with_its_own_keys(model_folder
     model = policy(model_folder).eval()
     config = GenerationConfig(max_new_tokens=3, do_sample=True, eos_token_id=-1, pad_token_id=0)
     take_work()
-    sample_continuously(start("fp32", 0), model, [[5, 6, 7, 8], [9, 10, 11]], config, 2)
+    sampler, prompts = ContinuousSampler(start("fp32", 0)), [[5, 6, 7, 8], [9, 10, 11]]
+    sampler(model, prompts, config, 2, lambda count: None)
     found = take_work()
     assert (found.tokens, found.passes) == (11, 3)
     trunk = 2 * 11 * 3 * (2 * 128**2 + 2 * 128 * 64 + 3 * 128 * 384)

@@ -214,7 +214,9 @@ def test_a_rank_on_cuda_that_reads_the_result_of_a_working_one_is_not_stalled(
 
 
 def test_a_hung_rank_on_cuda_ends_a_run_whose_ranks_work_on_their_own(tmp_path: Path) -> None:
-    alone = READING.replace("3.0)", "3.0, in_step=False)").replace("range(60 ", "range(600 ")
+    alone = READING.replace("3.0)", "3.0, ranks_synchronize=False)").replace(
+        "range(60 ", "range(600 "
+    )
     began = time.monotonic()
     _, group = start_two(tmp_path, alone)
     codes, _, errors = finish(group)

@@ -25,7 +25,7 @@ from policies.ppo.update import (
     reference_batch,
     step_metrics,
 )
-from policies.sampling.generate import sample_responses
+from policies.sampling.generate import GenerateSampler, sample_responses
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.tokens import load_tokenizer
@@ -139,7 +139,8 @@ def sampled(
     tokenizer = load_tokenizer(str(folder))
     sampling = Sampling(max_new_tokens=tokens)
     torch.manual_seed(0)
-    found = sample_responses(accelerator, policy, tokenizer, PROMPTS, sampling, len(PROMPTS))
+    sampler = GenerateSampler(accelerator)
+    found = sample_responses(sampler, policy, tokenizer, PROMPTS, sampling, len(PROMPTS))
     return [one.token_ids for one in found]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policies.sampling.generate import sample_responses
+from policies.sampling.generate import GenerateSampler, sample_responses
 from rlhf.modeling.attention.packing import (
     pack,
     pack_if_shorter,
@@ -109,7 +109,7 @@ def test_the_same_model_samples_from_padded_batches(
     tokenizer = load_tokenizer(str(tiny_model))
     found = []
     for model in (load_causal_lm(str(tiny_model)).eval(), packing_model):
-        accelerator = start("fp32", 0)
+        sampler = GenerateSampler(start("fp32", 0))
         sampling = Sampling(temperature=1.0, max_new_tokens=6, seed=0)
-        found.append(sample_responses(accelerator, model, tokenizer, PROMPTS, sampling, 3))
+        found.append(sample_responses(sampler, model, tokenizer, PROMPTS, sampling, 3))
     assert found[0] == found[1]
