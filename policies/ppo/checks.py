@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policies.formulas import FORWARD_KL
 from policies.ppo.rollout_metrics import distinct_2
 from policies.ppo.setting_groups import GuardSettings
-from policies.reference.audit import score_responses
+from policies.reference.audit import score_rows
 from policies.reference.store import ReferenceRow
 from rlhf.errors import GuardError
 from rlhf.run.checkpoint import last_good
@@ -47,14 +47,7 @@ def check_reference(
     Raises:
         GuardError: recomputed log-probs of reference rows differ from the stored ones.
     """
-    recomputed = score_responses(
-        accelerator,
-        policy,
-        tokenizer,
-        [row.prompt_ids for row in rows],
-        [row.response_ids for row in rows],
-        temperature,
-    )
+    recomputed = score_rows(accelerator, policy, tokenizer, rows, temperature)
     stored = torch.cat([torch.tensor(row.log_probs) for row in rows])
     differences = (torch.cat(recomputed) - stored).abs()
     difference = float(differences.mean())

@@ -146,8 +146,8 @@ class LoraSettings:
     """LoRA adapters instead of all weights."""
 
     rank: int | None = None
-    """Train a LoRA adapter of this rank instead of all weights of the policy. Default: all
-    weights."""
+    """Train a LoRA adapter of this rank, with alpha twice the rank, instead of all weights of the
+    policy. Default: all weights."""
     share_base: bool = False
     """Keep one frozen model in memory (bf16) for policy, critic and reward models, which are LoRA
     adapters on it; needs --lora.rank and reward models trained with --adapter lora."""

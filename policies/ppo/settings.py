@@ -205,9 +205,8 @@ class PPOSettings(ClusterSettings):
     @property
     def holds_reference(self) -> bool:
         """Whether the policy is the original model when its adapters are switched off."""
-        return (
-            self.lora.rank is not None and not self.lora.four_bit_base
-        )  # which is not the model in 4 bits
+        # the reference is the model in full precision, not in 4 bits
+        return self.lora.rank is not None and not self.lora.four_bit_base
 
     @property
     def sampler_correction(self) -> Literal["none", "token", "sequence"]:

@@ -15,7 +15,13 @@ from policies.ppo.batches import StepTexts, chunks_per_step, read_chunks
 from policies.ppo.kl import reference_policy
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.models.critic import new_critic
-from policies.ppo.models.shared_base import critic_on, frozen_bytes, load_base, policy_on
+from policies.ppo.models.shared_base import (
+    add_policy_adapters,
+    critic_on,
+    frozen_bytes,
+    load_base,
+    policy_on,
+)
 from policies.ppo.rollout import RolloutContext
 from policies.ppo.settings import PPOSettings
 from policies.reference.rewards import rewards_by_prompt
@@ -23,7 +29,6 @@ from policies.reference.store import ReferenceRow, ReferenceStore
 from policies.rewards import load_reward
 from policies.sampling.engines import new_sampler
 from rlhf.errors import ConfigError
-from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.gathered_model import GatheredModel
@@ -278,7 +283,7 @@ def _load_policy(
         return policy_on(base, settings)
     policy = load_causal_lm(settings.model, held=sharding.held(trained=True), trained=True)
     if settings.lora.rank:
-        add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
+        add_policy_adapters(policy, settings)
     return policy
 
 

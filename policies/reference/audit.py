@@ -59,6 +59,20 @@ def score_responses(
     return [scored[row] for row in range(len(responses))]
 
 
+def score_rows(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[ReferenceRow],
+    temperature: float,
+    batch_size: int = SCORE_BATCH,
+) -> list[Tensor]:
+    """`score_responses` of reference outputs."""
+    prompts, responses = [row.prompt_ids for row in rows], [row.response_ids for row in rows]
+    inputs = (tokenizer, prompts, responses, temperature, batch_size)
+    return score_responses(accelerator, model, *inputs)
+
+
 def estimate_reverse_kl(
     prompts: Sequence[list[int]], ours: Sequence[Tensor], theirs: Sequence[Tensor]
 ) -> dict[str, Any]:
@@ -169,15 +183,7 @@ def measure_forward_kl(
     `clamped_fraction` is the fraction of tokens at which k3 clamps log r (> 10): there the KL is
     larger. `abandoned_fraction` is the fraction with log r < −10, which counts in full.
     """
-    ours = score_responses(
-        accelerator,
-        policy,
-        tokenizer,
-        [row.prompt_ids for row in rows],
-        [row.response_ids for row in rows],
-        temperature,
-        batch_size,
-    )
+    ours = score_rows(accelerator, policy, tokenizer, rows, temperature, batch_size)
     pairs = [(mine, torch.tensor(row.log_probs)) for mine, row in zip(ours, rows, strict=True)]
     nats = [_sum(forward_kl_k3, *pair) for pair in pairs]
     lengths = [len(mine) for mine in ours]

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from rlhf.errors import InputError
 from rlhf.modeling.attention.layout import Inputs, states
-from rlhf.modeling.heads import HEAD, head_name, parts_above_trunk, reward_head
+from rlhf.modeling.heads import HEAD, capture_input, head_name, parts_above_trunk, reward_head
 
 
 @final
@@ -62,19 +62,11 @@ class RewardModule(nn.Module):
 
     def _pooled(self, inputs: Inputs) -> Float[Tensor, "B d"]:
         assert inputs.parts is not None
-        read: list[Tensor] = []
-
-        def remember(_: nn.Module, given: tuple[Tensor]) -> None:
-            read.append(given[0])
-
         given = {"input_ids": inputs.ids, "attention_mask": (inputs.parts > 0).long()}
         if self.token_types:
             given["token_type_ids"] = (inputs.parts == 2).long()
-        handle = reward_head(self.classifier).register_forward_pre_hook(remember)
-        try:
+        with capture_input(reward_head(self.classifier)) as read:
             self.classifier(**given)
-        finally:
-            handle.remove()
         if read[0].dim() != 2:
             raise InputError(
                 f"{type(self.classifier).__name__} pools after its head, not before",

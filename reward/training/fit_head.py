@@ -17,7 +17,7 @@ from reward.data.thresholds import Thresholds
 from reward.losses import Objective, sum_of_losses
 from reward.model.module import RewardModule
 from reward.training.step import TrainState, forward, gather_by_prompt, my_passes
-from rlhf.modeling.heads import reward_head
+from rlhf.modeling.heads import capture_input, reward_head
 from rlhf.parallel.sharding import assign, reshard, unwrap
 from rlhf.run.metrics import progress
 
@@ -87,21 +87,18 @@ def fit_weight(
 def _features(state: TrainState, groups: Sequence[Group]) -> Float[Tensor, "N d"]:
     """The head's input for every response of every group, in order."""
     module: RewardModule = unwrap(state.module)
-    read: list[Tensor] = []
-
-    def remember(_: torch.nn.Module, inputs: tuple[Tensor]) -> None:
-        read.append(inputs[0].float().cpu())
-
     found: list[tuple[str, Tensor]] = []
-    handle = reward_head(module.classifier).register_forward_pre_hook(remember)
     state.module.eval()
     passes = my_passes(state, groups)
-    with progress("fitting the head", len(passes)) as bar, torch.no_grad():
+    with (
+        progress("fitting the head", len(passes)) as bar,
+        capture_input(reward_head(module.classifier)) as read,
+        torch.no_grad(),
+    ):
         for part in passes:
             forward(state, part)
             sizes = [len(group.responses) for group in part]
-            parts = read.pop().split(sizes)
+            parts = read.pop().float().cpu().split(sizes)
             found += zip([group.prompt_id for group in part], parts, strict=True)
             bar.advance()
-    handle.remove()
     return torch.cat(gather_by_prompt(state.accelerator, found, groups))

@@ -268,10 +268,8 @@ def _train(
             if best and best.is_stale(settings.evaluation.patience):
                 break
             beat("computing gradients", step + 1)
-            began, laps = (
-                time.monotonic(),
-                Laps(state.accelerator, matmul_rate, state.tensor_parallel),
-            )
+            began = time.monotonic()
+            laps = Laps(state.accelerator, matmul_rate, state.tensor_parallel)
             epoch, step_in_epoch = divmod(step, per_epoch)
             order = epoch_order(len(data.train), settings.seed, epoch)
             chosen = order[step_in_epoch * settings.batch.prompts :][: settings.batch.prompts]

@@ -8,9 +8,11 @@ the trunk, whatever its name.
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -131,6 +133,17 @@ def start_head(head: nn.Linear, seed: int) -> None:
     std = 1 / math.sqrt(head.in_features + 1)
     with torch.no_grad():
         head.weight.copy_(torch.empty(head.weight.shape).normal_(std=std, generator=generator))
+
+
+@contextmanager
+def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
+    """The first input of every call of a module within the block, in a list that grows."""
+    inputs: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    try:
+        yield inputs
+    finally:
+        hook.remove()
 
 
 def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.modeling.adapters import save_merged, save_sharded
-from rlhf.modeling.heads import reward_head
+from rlhf.modeling.heads import capture_input, reward_head
 from rlhf.modeling.log_probs import Sequences, TokenLogProbs, features, response_log_probs
 from rlhf.parallel.gathered_model import is_shard
 from rlhf.parallel.sharding import reshard
@@ -134,13 +134,9 @@ class PolicyAndCritic(nn.Module):
             if self.critic is None or not num_episodes:
                 return log_probs, None
             return log_probs, self.values(sequences.rows(slice(0, num_episodes)))
-        read: list[Tensor] = []  # what the output matrix reads is what the head reads
-        output = self.policy.get_output_embeddings()
-        hook = output.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
-        try:
+        # what the output matrix reads is what the head reads
+        with capture_input(self.policy.get_output_embeddings()) as read:
             log_probs = response_log_probs(self.policy, sequences, temperature, ids)
-        finally:
-            hook.remove()
         hidden = read[-1] if self.critic.trains_policy else read[-1].detach()
         hidden = hidden.view(*log_probs.entropy.shape, -1)  # a packed row is one
         return log_probs, self.apply_value_head(hidden[:num_episodes]) if num_episodes else None

@@ -62,11 +62,17 @@ def load_base(settings: PPOSettings, accelerator: Accelerator) -> PreTrainedMode
     return load_causal_lm(settings.model, dtype, packing).requires_grad_(False)
 
 
+def add_policy_adapters(model: PreTrainedModel, settings: PPOSettings) -> None:
+    """Add LoRA adapters of `--lora.rank` that change nothing yet; their alpha is twice the rank."""
+    rank = settings.lora.rank
+    assert rank
+    add_adapters(model, rank, 2 * rank, settings.seed)
+
+
 def policy_on(base: PreTrainedModel, settings: PPOSettings) -> PreTrainedModel:
     """The policy: the base with adapters that change nothing yet."""
     policy: PreTrainedModel = share_weights(base)
-    assert settings.lora.rank
-    add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
+    add_policy_adapters(policy, settings)
     return policy
 
 
@@ -83,8 +89,7 @@ def critic_on(
         bias = float(critic.config.reward_bias)
     else:
         critic, bias = put_head_on(share_weights(base.base_model), pad_token_id), 0.0
-        assert settings.lora.rank
-        add_adapters(critic, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
+        add_policy_adapters(critic, settings)
         start_head(reward_head(critic), settings.seed)
     if settings.critic.trains == "head":
         critic.requires_grad_(False)
