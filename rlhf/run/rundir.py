@@ -93,7 +93,6 @@ STAGE_COMMANDS = {
     "quantize": "rlhf quantize",
     "benchmark": "rlhf benchmark",
 }
-
 ALWAYS_RESUMES = ("loop",)  # stages whose command goes on without --resume
 
 Inputs = dict[str, dict[str, str]]  # `path` and `hash` of what a stage was given, by name
@@ -289,9 +288,8 @@ def watching_stage(
         sys.stderr.flush()
         notify(url, str(run.path), "stalled", str(error))
 
-    with watching(
-        heartbeat or run.heartbeat, timeout_seconds, report, ranks_synchronize=ranks_synchronize
-    ):
+    folder = heartbeat or run.heartbeat
+    with watching(folder, timeout_seconds, report, ranks_synchronize=ranks_synchronize):
         yield
 
 
