@@ -12,7 +12,7 @@ from rlhf.errors import ConfigError
 from rlhf.parallel.distributed import choose_precision
 from rlhf.parallel.settings import SHARDED, Strategy
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.plan import GIB, Layout, Pass, Plan, shard_plan
+from rlhf.planning.plan import GIB, Pass, Plan, ShardLayout, shard_plan
 from rlhf.planning.planner import Shape, read_shape, tensor_parallel_shape
 from rlhf.planning.training_plan import reward_plan
 from rlhf.ranks import world_size
@@ -38,7 +38,7 @@ def room_for(settings: RewardSettings) -> int:
 
 def plan_memory(settings: RewardSettings, shape: Shape, strategy: Strategy = "auto") -> Plan:
     """The memory of each process with the longest sequences, if nothing were sharded."""
-    has_masters = Layout(strategy, bf16_weights=_is_rounded(settings)).has_masters
+    has_masters = ShardLayout(strategy, bf16_weights=_is_rounded(settings)).has_masters
     tokens = max(settings.batch.micro_tokens, settings.data.max_length)
     return reward_plan(
         tensor_parallel_shape(shape, settings.parallel.tensor_parallel),
@@ -80,8 +80,8 @@ def device_bytes(processes: int) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / local
 
 
-def _layout(sharding: Sharding, parts: int) -> Layout:
-    return Layout(sharding.strategy, parts, sharding.offload)
+def _layout(sharding: Sharding, parts: int) -> ShardLayout:
+    return ShardLayout(sharding.strategy, parts, sharding.offload)
 
 
 def require_memory(
@@ -120,7 +120,9 @@ def require_memory(
     )
 
 
-def _lighter(settings: RewardSettings, shape: Shape, has: float, layout: Layout) -> Iterator[str]:
+def _lighter(
+    settings: RewardSettings, shape: Shape, has: float, layout: ShardLayout
+) -> Iterator[str]:
     """Flags under which the same training fits, the least intrusive first."""
     adapters: list[dict[str, Any]] = [{}]
     # the settings refuse adapters with sharding
@@ -155,7 +157,7 @@ def _over_processes(settings: RewardSettings, shape: Shape, has: float) -> Itera
     }
     plan = plan_memory(with_changes(settings, changes), shape)
     for parts in PARTS:
-        peak = shard_plan(plan, Layout("fsdp", parts)).peak
+        peak = shard_plan(plan, ShardLayout("fsdp", parts)).peak
         if peak <= has:
             flags = _flags(changes | {"processes": parts})
             yield f"{flags}: {peak / GIB:.1f} GiB on each of {parts}"

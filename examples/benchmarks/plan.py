@@ -57,7 +57,6 @@ SHARDED_CASES = (
     Case("reward", 8, 64, 64, sharding="zero1"),
     Case("reward", 8, 64, 64, sharding="zero3"),
 )
-NAMES = {"ddp": "DDP", "fsdp": "FSDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 PROCESSES = 2
 REAL_CASES = (
     Case("reward", 8, 64, 64),
@@ -129,7 +128,7 @@ def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
         SampleBatch(case.sequences, case.prompt, case.response),
         bf16=case.bf16,
     )
-    return sum(item.size for item in plan.resident + plan.phases["sampling"])
+    return sum(item.size for item in plan.always + plan.phases["sampling"])
 
 
 def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
@@ -140,7 +139,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     from rlhf.modeling.attention.layout import Inputs, last_tokens
     from rlhf.modeling.models import new_reward_model
     from rlhf.planning.plan import Pass
-    from rlhf.planning.strategies import Load, stage_bytes
+    from rlhf.planning.strategies import OPTIONS, Load, stage_bytes
     from rlhf.planning.training_plan import reward_plan
 
     classifier = new_reward_model(model, 0, 0)
@@ -153,7 +152,8 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     take_three_steps(accelerator, module, case, lambda model: model(inputs).sum())
     if case.sharding != "auto":
         load = Load(length, case.sequences, case.checkpointing, 16)
-        return stage_bytes("reward", NAMES[case.sharding], shape, load, PROCESSES)
+        option = next(one for one in OPTIONS if one.strategy == case.sharding)
+        return stage_bytes("reward", option, shape, load, PROCESSES)
     return reward_plan(
         shape,
         Pass(case.sequences * length, length, case.checkpointing),

@@ -17,10 +17,10 @@ from rlhf.parallel.distributed import choose_precision
 from rlhf.parallel.sharding import Sharding
 from rlhf.planning.plan import (
     GIB,
-    Layout,
     Plan,
     PPOBatch,
     SampleBatch,
+    ShardLayout,
     count_rows,
     rows_in_pass,
 )
@@ -146,7 +146,7 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
         bf16=choose_precision(settings.precision) == "bf16",
         checkpointing=settings.batch.gradient_checkpointing,
         roles=roles,
-        layout=Layout(
+        layout=ShardLayout(
             settings.sharding,
             parts,
             settings.parallel.offload,

@@ -14,7 +14,7 @@ ReduceDtype = Literal["fp32", "bf16"]
 Tracker = Literal["none", "tensorboard", "mlflow", "wandb", "trackio"]
 
 
-class State(Enum):
+class MemoryKind(Enum):
     """What a training keeps in memory, by what `--sharding` does with it."""
 
     WEIGHTS = auto()
@@ -24,13 +24,13 @@ class State(Enum):
     ACTIVATIONS = auto()  # and whatever else belongs to a process's own batch: never sharded
 
 
-SHARDED: dict[Strategy, frozenset[State]] = {
+SHARDED: dict[Strategy, frozenset[MemoryKind]] = {
     "auto": frozenset(),
     "ddp": frozenset(),
-    "zero1": frozenset({State.OPTIMIZER}),
-    "zero2": frozenset({State.OPTIMIZER, State.GRADIENTS}),
-    "zero3": frozenset({State.OPTIMIZER, State.GRADIENTS, State.WEIGHTS}),
-    "fsdp": frozenset({State.OPTIMIZER, State.GRADIENTS, State.WEIGHTS}),
+    "zero1": frozenset({MemoryKind.OPTIMIZER}),
+    "zero2": frozenset({MemoryKind.OPTIMIZER, MemoryKind.GRADIENTS}),
+    "zero3": frozenset({MemoryKind.OPTIMIZER, MemoryKind.GRADIENTS, MemoryKind.WEIGHTS}),
+    "fsdp": frozenset({MemoryKind.OPTIMIZER, MemoryKind.GRADIENTS, MemoryKind.WEIGHTS}),
 }
 BUCKET = 10**7  # gradients that DeepSpeed moves at once
 

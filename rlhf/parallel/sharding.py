@@ -44,7 +44,7 @@ from rlhf.errors import ConfigError, InputError
 from rlhf.parallel.distributed import extend_timeouts, global_max, global_sum
 from rlhf.parallel.fsdp import make_mesh, shard_all, shard_parts
 from rlhf.parallel.master_weights import MasterOptimizer
-from rlhf.parallel.settings import SHARDED, ReduceDtype, State, Strategy
+from rlhf.parallel.settings import SHARDED, MemoryKind, ReduceDtype, Strategy
 from rlhf.parallel.tensor_parallel import average_replicated, prepare_tensor_parallel
 
 Value = TypeVar("Value")
@@ -91,7 +91,7 @@ class Sharding:
     @property
     def shards_weights(self) -> bool:
         """True where no process holds the whole model."""
-        return State.WEIGHTS in SHARDED[self.strategy]
+        return MemoryKind.WEIGHTS in SHARDED[self.strategy]
 
     def held(self, *, trained: bool) -> Held:
         """Who holds a model's weights between loading and `prepare` or `shard_frozen`.

@@ -4,26 +4,36 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlhf.planning.plan import GIB, STAGES, Layout, SampleBatch
+from rlhf.planning.plan import GIB, STAGES, MemoryPhase, SampleBatch, ShardLayout
 from rlhf.planning.planner import Shape
 from rlhf.planning.reference_plan import reference_plan
 from rlhf.planning.strategies import (
-    BF16_WEIGHTS,
-    SHARDINGS,
+    DDP,
+    DDP_BF16_WEIGHTS,
+    FSDP,
+    FSDP_BF16_WEIGHTS,
+    LORA,
+    ZERO1,
+    ZERO2,
+    ZERO3,
     Load,
-    is_fsdp,
+    Option,
+    options_for,
     phase_bytes,
     stage_bytes,
-    strategies_of,
     tensor_parallel_bytes,
 )
 from rlhf.planning.traffic import tensor_parallel_traffic
 
 # what changes numbers least comes first: float32 weights, rounded ones, adapters. In each, DDP is
 # the fastest, and FSDP needs no further package
-PREFERRED = (("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"), BF16_WEIGHTS, ("LoRA",))
+PREFERRED: tuple[tuple[Option, ...], ...] = (
+    (DDP, FSDP, ZERO1, ZERO2, ZERO3),
+    (DDP_BF16_WEIGHTS, FSDP_BF16_WEIGHTS),
+    (LORA,),
+)
 ADAPTERS = {"reward": "--adapter lora", "ppo": "--lora.share-base"}
-REDUCED = ("DDP", "FSDP", "FSDP bf16-weights", "LoRA")  # the others refuse --parallel.reduce-dtype
+REDUCED = (DDP, FSDP, FSDP_BF16_WEIGHTS, LORA)  # the others refuse --parallel.reduce-dtype
 CHECKPOINTING = "--batch.gradient-checkpointing"
 MAX_GPUS = 4096
 MAX_BATCH = 1024
@@ -50,7 +60,7 @@ class Advice:
     sentence: str
     flags: tuple[str, ...] | None = None
     processes: int = 1
-    phases: dict[str, float] = field(default_factory=dict)
+    phases: dict[MemoryPhase, float] = field(default_factory=dict)
 
 
 def gpus_per_machine(gpus: int) -> int:
@@ -65,7 +75,7 @@ def advice_for_all(shape: Shape, load: Load, gpus: int, usable: float) -> dict[s
     """
     found = {stage: advice(stage, shape, load, gpus, usable) for stage in STAGES}
     if ADAPTERS["ppo"] in (found["ppo"].flags or ()):
-        reward = advice("reward", shape, load, gpus, usable, (("LoRA",),))
+        reward = advice("reward", shape, load, gpus, usable, ((LORA,),))
         why = "; ppo --lora.share-base needs adapters."
         found["reward"] = replace(reward, sentence=reward.sentence.removesuffix(".") + why)
     return found
@@ -77,23 +87,23 @@ def advice(
     load: Load,
     gpus: int,
     usable: float,
-    preferred: tuple[tuple[str, ...], ...] = PREFERRED,
+    preferred: tuple[tuple[Option, ...], ...] = PREFERRED,
 ) -> Advice:
-    """The first strategy that fits, with the largest batch; else what would make one fit.
+    """The first option that fits, with the largest batch; else what would make one fit.
 
     The first of a group, if need be with activation checkpointing and a batch of one sequence,
     before those of the next group. PPO that fits in no such way is planned with vLLM.
     """
     if stage == "reference":
         return _reference_advice(shape, load, gpus, usable)
-    for strategy, one in _ways(stage, load, gpus, preferred):
-        if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
-            return _fitting(stage, strategy, shape, one, gpus, usable, _added(load, one))
+    for option, one in _ways(stage, load, gpus, preferred):
+        if stage_bytes(stage, option, shape, one, gpus) <= usable:
+            return _fitting(stage, option, shape, one, gpus, usable, _added(load, one))
     lightest = replace(load, checkpointing=True, batch=1)
     count = 2 * gpus
     while count <= MAX_GPUS:
         for one in (lightest, *_with_engines(stage, lightest, count)):
-            if stage_bytes(stage, "FSDP", shape, replace(one, group=None), count) <= usable:
+            if stage_bytes(stage, FSDP, shape, replace(one, group=None), count) <= usable:
                 flags = (CHECKPOINTING, *_added(lightest, one), *_batch_flags(stage, one, count))
                 return Advice(f"{stage}: FSDP fits on {count} such GPUs with {' '.join(flags)}.")
         count *= 2
@@ -101,16 +111,16 @@ def advice(
 
 
 def _ways(
-    stage: str, load: Load, gpus: int, preferred: tuple[tuple[str, ...], ...]
-) -> Iterator[tuple[str, Load]]:
-    """Strategies and loads, the best first."""
+    stage: str, load: Load, gpus: int, preferred: tuple[tuple[Option, ...], ...]
+) -> Iterator[tuple[Option, Load]]:
+    """Options and loads, the best first."""
     checkpointed = replace(load, checkpointing=True)
     for adds_engine in (False, True):
         for group in preferred:
-            names = [name for name in group if name in strategies_of(gpus)]
+            options = [option for option in group if option in options_for(gpus)]
             for light in (load, checkpointed, replace(checkpointed, batch=1)):
                 loads = _with_engines(stage, light, gpus) if adds_engine else [light]
-                yield from ((name, one) for one in loads for name in names)
+                yield from ((option, one) for one in loads for option in options)
 
 
 def _with_engines(stage: str, load: Load, gpus: int) -> list[Load]:
@@ -122,32 +132,32 @@ def _with_engines(stage: str, load: Load, gpus: int) -> list[Load]:
 
 def _added(given: Load, load: Load) -> tuple[str, ...]:
     """Flags of a load that were not asked for."""
-    checkpointing = (CHECKPOINTING,) * (load.checkpointing and not given.checkpointing)
+    checkpointing = (CHECKPOINTING,) if load.checkpointing and not given.checkpointing else ()
     return checkpointing + (_engine_flags(load) if load.vllm != given.vllm else ())
 
 
 def _fitting(
     stage: str,
-    strategy: str,
+    option: Option,
     shape: Shape,
     load: Load,
     gpus: int,
     usable: float,
     added: Sequence[str],
 ) -> Advice:
-    """The advice to take a strategy; `added`: flags that were not asked for."""
-    batch = _largest_batch(stage, strategy, shape, load, gpus, usable)
+    """The advice to take an option; `added`: flags that were not asked for."""
+    batch = _largest_batch(stage, option, shape, load, gpus, usable)
     load = replace(load, batch=batch)
-    words = " with ".join((f"{stage}: {strategy}", *([" ".join(added)] if added else ())))
-    flags = _strategy_flags(stage, strategy, load, gpus)
-    flags += (CHECKPOINTING,) * load.checkpointing
+    words = " with ".join((f"{stage}: {option.name}", *([" ".join(added)] if added else ())))
+    flags = _option_flags(stage, option, load, gpus)
+    flags += (CHECKPOINTING,) if load.checkpointing else ()
     if stage == "reward":
         flags += _unless(MAX_LENGTH, load.length, "--data.max-length")
     return Advice(
         f"{words}, up to {_sequences(batch)} in a forward pass.",
         flags + _batch_flags(stage, load, gpus),
         gpus,
-        phase_bytes(stage, strategy, shape, load, gpus),
+        phase_bytes(stage, option, shape, load, gpus),
     )
 
 
@@ -166,17 +176,17 @@ def tensor_parallel_advice(shape: Shape, load: Load, passes: int, processes: int
     )
 
 
-def _strategy_flags(stage: str, strategy: str, load: Load, gpus: int) -> tuple[str, ...]:
+def _option_flags(stage: str, option: Option, load: Load, gpus: int) -> tuple[str, ...]:
     flags: tuple[str, ...] = ()
-    if strategy == "LoRA":
+    if option.lora:
         flags = (ADAPTERS[stage], f"--lora.rank {load.lora_rank}")
-    elif SHARDINGS[strategy] != "ddp":
-        flags = (f"--sharding {SHARDINGS[strategy]}",)
-        if is_fsdp(strategy) and load.group:
+    elif option.strategy != "ddp":
+        flags = (f"--sharding {option.strategy}",)
+        if option.is_fsdp and load.group:
             flags += (f"--parallel.shard-group {load.group}",)
-    if strategy in BF16_WEIGHTS:
+    if option.bf16_weights:
         flags += ("--precision bf16-weights",)
-    if load.reduce_dtype != "fp32" and strategy in REDUCED:
+    if load.reduce_dtype != "fp32" and option in REDUCED:
         flags += (f"--parallel.reduce-dtype {load.reduce_dtype}",)
     return (*flags, *(_engine_flags(load) if stage == "ppo" else ()))
 
@@ -205,12 +215,12 @@ def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> Adv
     length = _unless(NEW_TOKENS, load.length - load.length // 2, "--sampling.max-new-tokens")
     alone = replace(load, vllm=min(load.vllm, 1))  # an engine that is shared needs FSDP
     for one in (alone, replace(alone, batch=1)):
-        if stage_bytes("reference", "DDP", shape, one, gpus) <= usable:
-            batch = _largest_batch("reference", "DDP", shape, one, gpus, usable)
+        if stage_bytes("reference", DDP, shape, one, gpus) <= usable:
+            batch = _largest_batch("reference", DDP, shape, one, gpus, usable)
             sentence = f"reference: DDP, up to {_sequences(batch)} in a forward pass."
             return Advice(sentence, (*_engine_flags(one), *length, f"--batch-size {batch}"), gpus)
     for one in (load, lightest):
-        if load.vllm and stage_bytes("reference", "FSDP", shape, one, gpus) <= usable:
+        if load.vllm and stage_bytes("reference", FSDP, shape, one, gpus) <= usable:
             engine = _engine_flags(one)
             flags = ("--sharding fsdp", *engine, *length, f"--batch-size {one.batch}")
             sentence = f"reference: FSDP, {_sequences(one.batch)} in a forward pass."
@@ -226,7 +236,7 @@ def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> Adv
 
 
 def _sequences(number: int) -> str:
-    return f"{number} sequence{'s' * (number > 1)}"
+    return f"{number} sequence{'s' if number > 1 else ''}"
 
 
 def _fewest_tensor_parallel(shape: Shape, load: Load, gpus: int, usable: float) -> int:
@@ -237,7 +247,7 @@ def _fewest_tensor_parallel(shape: Shape, load: Load, gpus: int, usable: float) 
     sampled = SampleBatch(load.batch, load.length // 2, load.length - load.length // 2)
     parts = 2
     while parts <= gpus:
-        plan = reference_plan(shape, None, sampled, bf16=True, layout=Layout(parts=parts))
+        plan = reference_plan(shape, None, sampled, bf16=True, layout=ShardLayout(parts=parts))
         if plan.peak <= usable:
             return parts
         parts *= 2
@@ -245,13 +255,13 @@ def _fewest_tensor_parallel(shape: Shape, load: Load, gpus: int, usable: float) 
 
 
 def _largest_batch(
-    stage: str, strategy: str, shape: Shape, load: Load, gpus: int, usable: float
+    stage: str, option: Option, shape: Shape, load: Load, gpus: int, usable: float
 ) -> int:
     """The largest power of two that fits, or the given batch if that is larger."""
     batch = load.batch
     larger = 1
     while larger <= MAX_BATCH:
-        if stage_bytes(stage, strategy, shape, replace(load, batch=larger), gpus) <= usable:
+        if stage_bytes(stage, option, shape, replace(load, batch=larger), gpus) <= usable:
             batch = max(batch, larger)
         larger *= 2
     return batch

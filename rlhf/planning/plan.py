@@ -3,12 +3,28 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from rlhf.parallel.settings import SHARDED, State, Strategy
+from rlhf.parallel.settings import SHARDED, MemoryKind, Strategy
 
 GIB = 2**30
 STAGES = ("reward", "reference", "ppo")  # that are planned
 KL_ROWS = 0.5  # reference outputs in the KL term for each prompt, --kl.rows-per-prompt
+
+
+class MemoryPhase(StrEnum):
+    """What a stage is doing while it needs memory; the values are headings of the table."""
+
+    LOADING = "loading"
+    SAMPLING = "sampling"
+    SCORING = "scoring"
+    READING = "reading the rollout"
+    MEASURING_KL = "measuring the KL"
+    AUDITING = "auditing"
+    AUDITING_IN_TRAINING = "auditing during training"
+    GRADIENTS = "computing gradients"
+    GRADIENTS_OF_TEXTS = "computing gradients of texts"
+    STEPPING = "stepping"
 
 
 @dataclass(frozen=True)
@@ -18,11 +34,11 @@ class Item:
     what: str
     size: float
     why: str
-    state: State = State.ACTIVATIONS
+    state: MemoryKind = MemoryKind.ACTIVATIONS
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """How `--sharding` places the state of a training on the processes of its group.
 
     Attributes:
@@ -44,13 +60,23 @@ class Layout:
         """Whether float32 masters are held beside bf16 weights; under FSDP, its parts are these."""
         return self.bf16_weights and not SHARDED[self.strategy]
 
-    def shards(self, state: State) -> bool:
+    @property
+    def reads_sharded(self) -> bool:
+        """Whether a layer at a time is gathered to measure, and the original model is sharded."""
+        return self.strategy == "fsdp"
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether each process holds only a part of the weights."""
+        return self.shards(MemoryKind.WEIGHTS)
+
+    def shards(self, state: MemoryKind) -> bool:
         """Whether each process holds only a part of it."""
         return state in SHARDED[self.strategy]
 
-    def held(self, state: State, size: float) -> float:
+    def held(self, state: MemoryKind, size: float) -> float:
         """Bytes on each device of a state of `size` bytes."""
-        if state is State.COPIES and self.shards(State.WEIGHTS):
+        if state is MemoryKind.COPIES and self.shards_weights:
             return 0.0
         if not self.shards(state):
             return size
@@ -132,27 +158,31 @@ def rows_in_pass(rows: int, minibatches: int, passes: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """Memory that is used all the time, and what each phase of a stage adds.
+    """What a stage needs in each process.
 
-    `loading` is what is there before, while nothing else is.
+    Attributes:
+        title: of its table.
+        always: what is held in every phase.
+        phases: what each of them adds.
+        loading: what is held before, while nothing else is.
     """
 
     title: str
-    resident: tuple[Item, ...]
-    phases: dict[str, tuple[Item, ...]]
+    always: tuple[Item, ...]
+    phases: dict[MemoryPhase, tuple[Item, ...]]
     loading: tuple[Item, ...] = ()
 
     @property
     def peak(self) -> float:
-        """Bytes at the peak: resident items and the phase with the highest peak, or loading."""
-        always = sum(item.size for item in self.resident)
+        """Bytes at the peak: what is always held and the largest phase, or loading."""
+        held = sum(item.size for item in self.always)
         phases = max(sum(item.size for item in phase) for phase in self.phases.values())
-        return max(always + phases, sum(item.size for item in self.loading))
+        return max(held + phases, sum(item.size for item in self.loading))
 
     @property
     def text(self) -> str:
         """The plan as a table: what, GiB, why."""
-        rows = [(item.what, _gib(item.size), item.why) for item in self.resident]
+        rows = [(item.what, _gib(item.size), item.why) for item in self.always]
         for phase, items in self.phases.items():
             rows.append((f"while {phase}", "", ""))
             rows += [(f"  {item.what}", _gib(item.size), item.why) for item in items]
@@ -169,7 +199,7 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.2f}" if size >= GIB / 10 else f"{size / GIB:.4f}"
 
 
-def shard_plan(plan: Plan, layout: Layout) -> Plan:
+def shard_plan(plan: Plan, layout: ShardLayout) -> Plan:
     """Shard a plan for one process that holds everything; gathered state is not counted."""
     is_split = layout.offload or layout.parts > 1
     words = "in main memory" if layout.offload else f"sharded over {layout.parts}"
@@ -180,19 +210,21 @@ def shard_plan(plan: Plan, layout: Layout) -> Plan:
             if is_split and layout.shards(item.state)
             else item
             for item in items
-            if item.state is not State.COPIES or layout.held(item.state, item.size)
+            if item.state is not MemoryKind.COPIES or layout.held(item.state, item.size)
         )
 
-    gathers = is_split and layout.shards(State.WEIGHTS)
+    gathers = is_split and layout.shards_weights
     return Plan(
-        plan.title + ", without gathered weights" * gathers,
-        held(plan.resident),
+        f"{plan.title}, without gathered weights" if gathers else plan.title,
+        held(plan.always),
         {phase: held(items) for phase, items in plan.phases.items()},
-        whole_weights(layout, sum(one.size for one in plan.resident if one.state is State.WEIGHTS)),
+        whole_weights(
+            layout, sum(one.size for one in plan.always if one.state is MemoryKind.WEIGHTS)
+        ),
     )
 
 
-def whole_weights(layout: Layout, size: float) -> tuple[Item, ...]:
+def whole_weights(layout: ShardLayout, size: float) -> tuple[Item, ...]:
     """What ZeRO 3 needs while loading: all weights, `size` bytes, before it shards them."""
     if layout.strategy != "zero3":
         return ()

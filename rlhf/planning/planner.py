@@ -27,7 +27,7 @@ from rlhf.diagnose import as_input_error
 from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.logits.blocks import block_size
 from rlhf.modeling.models import load_config
-from rlhf.parallel.settings import State
+from rlhf.parallel.settings import MemoryKind
 from rlhf.planning.plan import Item, Pass, SampleBatch
 
 FP32 = 4
@@ -195,35 +195,35 @@ def layer_bytes(
     return float((norms + copies) * shape.hidden + attention + mask + mlp + adapters)
 
 
-def activation_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool) -> float:
+def activation_bytes(shape: Shape, one_pass: Pass, *, bf16: bool, padded: bool) -> float:
     """Activations of a forward pass, and of the layer at work on the way back."""
-    kept = kept_bytes(shape, computing, bf16=bf16, padded=padded)
-    return kept + at_work_bytes(shape, computing, bf16=bf16, padded=padded)
+    kept = kept_bytes(shape, one_pass, bf16=bf16, padded=padded)
+    return kept + at_work_bytes(shape, one_pass, bf16=bf16, padded=padded)
 
 
-def kept_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool) -> float:
+def kept_bytes(shape: Shape, one_pass: Pass, *, bf16: bool, padded: bool) -> float:
     """What a forward pass of `tokens` tokens in sequences of `length` keeps: tokens · L · layer.
 
     With checkpointing tokens · 4·d·L: of each layer only the float32 input; with bf16 weights
     tokens · 2·d·L.
     """
-    if computing.checkpointing:
-        size = BF16 if computing.bf16_weights else FP32
-        return float(computing.tokens * size * shape.hidden * shape.layers)
-    return shape.layers * at_work_bytes(shape, computing, bf16=bf16, padded=padded)
+    if one_pass.checkpointing:
+        size = BF16 if one_pass.bf16_weights else FP32
+        return float(one_pass.tokens * size * shape.hidden * shape.layers)
+    return shape.layers * at_work_bytes(shape, one_pass, bf16=bf16, padded=padded)
 
 
-def at_work_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool) -> float:
+def at_work_bytes(shape: Shape, one_pass: Pass, *, bf16: bool, padded: bool) -> float:
     """One layer's gradients on the way back; with checkpointing it is computed again, too."""
     layer = layer_bytes(
         shape,
-        computing.length,
+        one_pass.length,
         bf16=bf16,
         padded=padded,
-        bf16_weights=computing.bf16_weights,
-        lora_rank=computing.lora_rank,
+        bf16_weights=one_pass.bf16_weights,
+        lora_rank=one_pass.lora_rank,
     )
-    return computing.tokens * layer * (2 if computing.checkpointing else 1)
+    return one_pass.tokens * layer * (2 if one_pass.checkpointing else 1)
 
 
 def working_bytes(shape: Shape, tokens: int, length: int, *, bf16: bool) -> float:
@@ -274,40 +274,45 @@ def trained_items(
     """
     items = [
         Item(
-            f"{name}: weights", FP32 * parameters, "float32, 4 bytes per parameter", State.WEIGHTS
+            f"{name}: weights",
+            FP32 * parameters,
+            "float32, 4 bytes per parameter",
+            MemoryKind.WEIGHTS,
         ),
         Item(
             f"{name}: Adam",
             2 * FP32 * parameters,
             "two moments, 8 bytes per parameter",
-            State.OPTIMIZER,
+            MemoryKind.OPTIMIZER,
         ),
     ]
     if rounded is not None:
         why = "float32, 4 bytes per parameter; heads among them"
-        items[0] = Item(f"{name}: weights", BF16 * rounded, "bf16, 2 bytes each", State.WEIGHTS)
-        items.append(Item(f"{name}: masters", FP32 * parameters, why, State.OPTIMIZER))
+        items[0] = Item(
+            f"{name}: weights", BF16 * rounded, "bf16, 2 bytes each", MemoryKind.WEIGHTS
+        )
+        items.append(Item(f"{name}: masters", FP32 * parameters, why, MemoryKind.OPTIMIZER))
     if buckets:
         why = "gradients on their way to other processes"
-        items.append(Item(f"{name}: buckets", FP32 * parameters, why, State.GRADIENTS))
+        items.append(Item(f"{name}: buckets", FP32 * parameters, why, MemoryKind.GRADIENTS))
     return items
 
 
 def stepped_item(name: str, parameters: float) -> Item:
     """The weights that DeepSpeed's optimizer steps, beside those that are computed with."""
     why = "DeepSpeed's own copy of the weights"
-    return Item(f"{name}: stepped weights", FP32 * parameters, why, State.OPTIMIZER)
+    return Item(f"{name}: stepped weights", FP32 * parameters, why, MemoryKind.OPTIMIZER)
 
 
 def gradient_item(parameters: int, rounded: int | None = None) -> Item:
     """Gradients, `rounded` of them in bf16."""
     size = FP32 * parameters - (FP32 - BF16) * (rounded or 0)
-    return Item("gradients", size, "bf16" if rounded else "float32", State.GRADIENTS)
+    return Item("gradients", size, "bf16" if rounded else "float32", MemoryKind.GRADIENTS)
 
 
 def frozen_item(name: str, parameters: float, part: str = "weights") -> Item:
     """Weights of a model that are not trained."""
-    return Item(f"{name}: {part}", FP32 * parameters, "float32, frozen", State.WEIGHTS)
+    return Item(f"{name}: {part}", FP32 * parameters, "float32, frozen", MemoryKind.WEIGHTS)
 
 
 def frozen_precision(*, bf16: bool) -> tuple[int, str]:
@@ -325,7 +330,7 @@ def copies(parameters: float, *, bf16: bool) -> list[Item]:
     if not bf16 or not parameters:
         return []
     size = BF16 * parameters
-    return [Item("bf16 copies of the matrices", size, "kept by autocast", State.COPIES)]
+    return [Item("bf16 copies of the matrices", size, "kept by autocast", MemoryKind.COPIES)]
 
 
 def stepping_items(

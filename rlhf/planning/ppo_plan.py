@@ -19,8 +19,17 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlhf.modeling.log_probs import SCORE_BATCH
-from rlhf.parallel.settings import SHARDED, State
-from rlhf.planning.plan import Item, Layout, Pass, Plan, PPOBatch, SampleBatch, whole_weights
+from rlhf.parallel.settings import SHARDED, MemoryKind
+from rlhf.planning.plan import (
+    Item,
+    MemoryPhase,
+    Pass,
+    Plan,
+    PPOBatch,
+    SampleBatch,
+    ShardLayout,
+    whole_weights,
+)
 from rlhf.planning.planner import (
     BF16,
     FP32,
@@ -106,7 +115,7 @@ def ppo_plan(
     bf16: bool,
     checkpointing: bool = False,
     roles: Roles | None = None,
-    layout: Layout | None = None,
+    layout: ShardLayout | None = None,
 ) -> Plan:
     """PPO: policy and critic are trained, the reward model is frozen.
 
@@ -119,24 +128,24 @@ def ppo_plan(
         roles: what has its own weights; by default policy, critic and one reward model.
         layout: what is sharded; by default nothing, in one process.
     """
-    roles, layout, sampled = roles or Roles(), layout or Layout(), batch.sampled
+    roles, layout, sampled = roles or Roles(), layout or ShardLayout(), batch.sampled
     engine = vllm_items(shape, sampled, roles.vllm, bf16=bf16) if roles.vllm else ()
     counts = trained_parameters(shape, reward, roles)
     rounded = _rounded(counts, reward, roles) if layout.has_masters else {}
     gradients, *more = _stepping(counts, rounded, shape, layout)
     # DDP holds them in its buckets at all times.
-    resident = (gradients,) if layout.processes > 1 and not SHARDED[layout.strategy] else ()
-    temporary = () if resident else (gradients,)
-    multiplied = 0 if layout.shards(State.WEIGHTS) else _multiplied(shape, reward, roles, layout)
+    always = (gradients,) if layout.processes > 1 and not SHARDED[layout.strategy] else ()
+    temporary = () if always else (gradients,)
+    multiplied = 0 if layout.shards_weights else _multiplied(shape, reward, roles, layout)
     learning = (*temporary, *copies(multiplied, bf16=bf16))
     # a shared base is bf16, and so is what passes from layer to layer
-    computing = Pass(0, 0, checkpointing, layout.bf16_weights or (roles.share_base and bf16))
+    one_pass = Pass(0, 0, checkpointing, layout.bf16_weights or (roles.share_base and bf16))
     updating = (
         *learning,
-        *_update(shape, reward, batch, roles, computing, bf16=bf16),
+        *_update(shape, reward, batch, roles, one_pass, bf16=bf16),
         *_kept(reward, roles, batch.rollout, sampled.new),
     )
-    read = _pretraining(shape, reward, batch, roles, computing, bf16=bf16)
+    read = _pretraining(shape, reward, batch, roles, one_pass, bf16=bf16)
     held = (
         *_frozen(shape, reward, roles, layout, bf16=bf16),
         *(() if roles.engine_sleeps else engine),
@@ -144,22 +153,22 @@ def ppo_plan(
     )
     return Plan(
         f"Memory of each process for PPO, with prompts of {sampled.prompt} tokens",
-        (*map(layout.on_device, held), *resident),
+        (*map(layout.on_device, held), *always),
         {
-            "sampling": _sampling(shape, sampled, roles, layout, bf16=bf16)
+            MemoryPhase.SAMPLING: _sampling(shape, sampled, roles, layout, bf16=bf16)
             + (engine if roles.engine_sleeps else ()),
             **_reading(shape, reward, batch, roles, layout, bf16=bf16),
             **_auditing(shape, reward, batch, roles, layout, bf16=bf16),
-            "computing gradients": updating,
-            **({"computing gradients of texts": (*learning, *read)} if read else {}),
-            "stepping": (*temporary, *more),
+            MemoryPhase.GRADIENTS: updating,
+            **({MemoryPhase.GRADIENTS_OF_TEXTS: (*learning, *read)} if read else {}),
+            MemoryPhase.STEPPING: (*temporary, *more),
         },
         whole_weights(layout, _whole_bytes(shape, reward, roles, layout)),
     )
 
 
 def _pretraining(
-    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, computing: Pass, *, bf16: bool
+    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, one_pass: Pass, *, bf16: bool
 ) -> tuple[Item, ...]:
     """A forward and a backward pass of the policy over pretraining texts, if there are any."""
     rows, length = batch.texts
@@ -167,20 +176,20 @@ def _pretraining(
         return ()
     texts = replace(batch, sampled=SampleBatch(0, 1, length - 1), episodes=rows, reference_rows=0)
     policy_alone = replace(roles, critic="none")
-    return _update(shape, reward, texts, policy_alone, computing, bf16=bf16)
+    return _update(shape, reward, texts, policy_alone, one_pass, bf16=bf16)
 
 
 def _update(
-    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, computing: Pass, *, bf16: bool
+    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, one_pass: Pass, *, bf16: bool
 ) -> tuple[Item, ...]:
-    """What is computed at the peak of a forward and backward pass; `computing` says how.
+    """What is computed at the peak of a forward and backward pass; `one_pass` says how.
 
     The policy's activations, and the largest of what comes after them: the critic's with a layer of
     its own at work, the logits, a layer of the policy. Of a frozen trunk nothing is read here.
     """
     length, new = batch.sampled.length, batch.sampled.new
     rows = batch.episodes + batch.reference_rows
-    of_policy = replace(computing, tokens=rows * length, length=length, lora_rank=roles.lora_rank)
+    of_policy = replace(one_pass, tokens=rows * length, length=length, lora_rank=roles.lora_rank)
     words = f"{rows} × {length} tokens"
     positions = f"{rows} × {new} positions, {part_of_vocabulary(shape)}"
     layer_of_policy = at_work_bytes(shape, of_policy, bf16=bf16, padded=True)
@@ -211,8 +220,8 @@ def bytes_at_output(
 ) -> float:
     """What is computed when the backward pass is at the policy's output matrix."""
     rows, length = batch.episodes + batch.reference_rows, batch.sampled.length
-    computing = Pass(rows * length, length, checkpointing, bf16_weights)
-    kept = kept_bytes(shape, computing, bf16=bf16, padded=True)
+    one_pass = Pass(rows * length, length, checkpointing, bf16_weights)
+    kept = kept_bytes(shape, one_pass, bf16=bf16, padded=True)
     return kept + block_bytes(shape, rows * batch.sampled.new, backward=True)
 
 
@@ -225,7 +234,7 @@ def _kept(reward: Shape, roles: Roles, episodes: int, new: int) -> tuple[Item, .
 
 
 def _sampling(
-    shape: Shape, batch: SampleBatch, roles: Roles, layout: Layout, *, bf16: bool
+    shape: Shape, batch: SampleBatch, roles: Roles, layout: ShardLayout, *, bf16: bool
 ) -> tuple[Item, ...]:
     matrices = 0 if layout.bf16_weights else roles.lora_rank * shape.lora_rows or shape.linear
     if roles.vllm:
@@ -235,7 +244,7 @@ def _sampling(
         sampling: tuple[Item, ...] = (given,)
     else:
         sampling = sampling_items(shape, batch, bf16=bf16, trained=matrices)
-    if not layout.shards(State.WEIGHTS) or (roles.vllm and layout.strategy == "fsdp"):
+    if not layout.shards_weights or (roles.vllm and layout.strategy == "fsdp"):
         return sampling
     size = BF16 if layout.bf16_weights else FP32
     gathered = shape.parameters + roles.lora_rank * shape.lora_rows
@@ -243,15 +252,15 @@ def _sampling(
     return (whole, *sampling)
 
 
-def _gathered(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> tuple[Item, ...]:
+def _gathered(shape: Shape, reward: Shape, roles: Roles, layout: ShardLayout) -> tuple[Item, ...]:
     """Sharded weights, gathered to measure with."""
-    if not layout.shards(State.WEIGHTS) or _reads_sharded(layout):
+    if not layout.shards_weights or layout.reads_sharded:
         return ()
     held = _whole_bytes(shape, reward, roles, layout)
     return (Item("whole weights", held, "of policy and critic, gathered"),)
 
 
-def _whole_bytes(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> float:
+def _whole_bytes(shape: Shape, reward: Shape, roles: Roles, layout: ShardLayout) -> float:
     """Bytes of policy and critic: float32, but for bf16 weights that are trained."""
     size = BF16 if layout.bf16_weights else FP32
     critic = {"own": size, "own head": FP32}.get(roles.critic, 0)
@@ -265,47 +274,42 @@ def _rounded(counts: dict[str, int], reward: Shape, roles: Roles) -> dict[str, i
     return {"policy": counts["policy"], **critic}
 
 
-def _reads_sharded(layout: Layout) -> bool:
-    """Whether a layer at a time is gathered to measure, and the original model is sharded, too."""
-    return layout.strategy == "fsdp"
-
-
 def _auditing(
-    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, layout: Layout, *, bf16: bool
-) -> dict[str, tuple[Item, ...]]:
+    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, layout: ShardLayout, *, bf16: bool
+) -> dict[MemoryPhase, tuple[Item, ...]]:
     """The phases that measure KLs: the policy reads answers, and so does the original model.
 
     It is loaded after training, when no weights are gathered, and for audits during training.
     """
     gathered = _gathered(shape, reward, roles, layout)
     matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)
-    if _reads_sharded(layout) or layout.bf16_weights:
+    if layout.reads_sharded or layout.bf16_weights:
         matrices = []  # layers are gathered in bf16, one at a time, or all weights are bf16
     reads = _forward_pass(shape, SCORE_BATCH, batch.sampled, bf16=bf16)
-    phases = {"measuring the KL": (*gathered, *matrices, *reads)}
+    phases = {MemoryPhase.MEASURING_KL: (*gathered, *matrices, *reads)}
     if roles.lora_rank and not roles.four_bits:
         return phases  # the original model lies beneath the adapters
     size = float(FP32 * shape.parameters)
-    if _reads_sharded(layout):
-        size = layout.held(State.WEIGHTS, size)
+    if layout.reads_sharded:
+        size = layout.held(MemoryKind.WEIGHTS, size)
     loaded = Item("loaded reference: weights", size, "float32")
-    phases["auditing"] = (loaded, *reads)
+    phases[MemoryPhase.AUDITING] = (loaded, *reads)
     if roles.audited_rows:
         reads = _forward_pass(shape, roles.audited_rows, batch.sampled, bf16=bf16)
-        phases["auditing during training"] = (*gathered, loaded, *reads)
+        phases[MemoryPhase.AUDITING_IN_TRAINING] = (*gathered, loaded, *reads)
     return phases
 
 
 def _reading(
-    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, layout: Layout, *, bf16: bool
-) -> dict[str, tuple[Item, ...]]:
+    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, layout: ShardLayout, *, bf16: bool
+) -> dict[MemoryPhase, tuple[Item, ...]]:
     """The phase in which policy and critic read a rollout, one after the other."""
     matrices = copies(_multiplied(shape, reward, roles, layout), bf16=bf16)
-    if _reads_sharded(layout):
+    if layout.reads_sharded:
         matrices = []  # layers are gathered in bf16, one at a time
     reads = _forward_pass(shape, batch.episodes, batch.sampled, bf16=bf16)
     gathered = _gathered(shape, reward, roles, layout)
-    return {"reading the rollout": (*gathered, *matrices, *reads)}
+    return {MemoryPhase.READING: (*gathered, *matrices, *reads)}
 
 
 def _forward_pass(shape: Shape, rows: int, sampled: SampleBatch, *, bf16: bool) -> tuple[Item, ...]:
@@ -319,7 +323,7 @@ def _forward_pass(shape: Shape, rows: int, sampled: SampleBatch, *, bf16: bool) 
     )
 
 
-def _multiplied(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> int:
+def _multiplied(shape: Shape, reward: Shape, roles: Roles, layout: ShardLayout) -> int:
     """Trained parameters that autocast multiplies in bf16, and keeps copies of."""
     if layout.bf16_weights:
         return 0
@@ -329,36 +333,38 @@ def _multiplied(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> in
 
 
 def _stepping(
-    counts: dict[str, int], rounded: dict[str, int], shape: Shape, layout: Layout
+    counts: dict[str, int], rounded: dict[str, int], shape: Shape, layout: ShardLayout
 ) -> list[Item]:
     """Gradients, and what else a step needs."""
     needed = stepping_items(sum(counts.values()), sum(rounded.values()), shape)
     return [layout.on_device(item) for item in needed]
 
 
-def _trained(counts: dict[str, int], rounded: dict[str, int], layout: Layout) -> list[Item]:
+def _trained(counts: dict[str, int], rounded: dict[str, int], layout: ShardLayout) -> list[Item]:
     items = []
     for name, count in ((name, count) for name, count in counts.items() if count):
         size = FP32 * count
         if name in rounded:
-            size_of_weights = BF16 * rounded[name]
-            items.append(Item(f"{name}: weights", size_of_weights, "bf16, trained", State.WEIGHTS))
-            items.append(Item(f"{name}: masters", size, "float32", State.OPTIMIZER))
+            held = BF16 * rounded[name]
+            items.append(Item(f"{name}: weights", held, "bf16, trained", MemoryKind.WEIGHTS))
+            items.append(Item(f"{name}: masters", size, "float32", MemoryKind.OPTIMIZER))
         else:
-            items.append(Item(f"{name}: weights", size, "float32, trained", State.WEIGHTS))
-        items.append(Item(f"{name}: Adam", 2 * size, "two moments", State.OPTIMIZER))
+            items.append(Item(f"{name}: weights", size, "float32, trained", MemoryKind.WEIGHTS))
+        items.append(Item(f"{name}: Adam", 2 * size, "two moments", MemoryKind.OPTIMIZER))
         if layout.strategy.startswith("zero"):
             items.append(stepped_item(name, count))
     return items
 
 
-def _frozen(shape: Shape, reward: Shape, roles: Roles, layout: Layout, *, bf16: bool) -> list[Item]:
+def _frozen(
+    shape: Shape, reward: Shape, roles: Roles, layout: ShardLayout, *, bf16: bool
+) -> list[Item]:
     """Weights that are not trained."""
     items = []
     if roles.resident:
         size = float(FP32 * shape.parameters)
-        if _reads_sharded(layout):
-            size = layout.held(State.WEIGHTS, size)
+        if layout.reads_sharded:
+            size = layout.held(MemoryKind.WEIGHTS, size)
         items.append(Item("reference model: weights", size, "float32, --kl.source resident"))
     if roles.encoder_parameters:
         size = float(FP32 * roles.encoder_parameters)
@@ -381,7 +387,7 @@ def _frozen(shape: Shape, reward: Shape, roles: Roles, layout: Layout, *, bf16: 
     if roles.reward_models:
         size = FP32 * roles.reward_models * reward.reward_parameters
         why = f"float32, frozen{number}"
-        items.append(Item("reward model: weights", size, why, State.WEIGHTS))
+        items.append(Item("reward model: weights", size, why, MemoryKind.WEIGHTS))
     return items
 
 

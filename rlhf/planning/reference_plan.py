@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from rlhf.modeling.log_probs import SCORE_BATCH
-from rlhf.parallel.settings import State
-from rlhf.planning.plan import Item, Layout, Plan, SampleBatch
+from rlhf.planning.plan import Item, MemoryPhase, Plan, SampleBatch, ShardLayout
 from rlhf.planning.planner import (
     FP32,
     Shape,
@@ -24,7 +23,7 @@ def reference_plan(
     batch: SampleBatch,
     *,
     bf16: bool,
-    layout: Layout | None = None,
+    layout: ShardLayout | None = None,
     vllm: int = 0,
 ) -> Plan:
     """Reference outputs: one frozen model samples and scores; a reward model is optional.
@@ -39,14 +38,15 @@ def reference_plan(
             the processes hold it by tensor parallelism.
         vllm: processes that share a vLLM, which samples with weights of its own; 0: no vLLM.
     """
-    layout = layout or Layout()
-    parts, is_sharded = layout.parts, layout.shards(State.WEIGHTS)
+    layout = layout or ShardLayout()
+    parts, is_sharded = layout.parts, layout.shards_weights
     share = 0.0 if layout.offload else 1 / parts
-    resident = [frozen_item("reference model", shape.parameters * share)]
+    always = [frozen_item("reference model", shape.parameters * share)]
     if reward is not None:
-        resident.append(frozen_item("reward model", reward.reward_parameters * share))
+        always.append(frozen_item("reward model", reward.reward_parameters * share))
     matrices = shape.linear / (1 if is_sharded else parts)
-    gathered = [Item("whole weights", FP32 * shape.parameters, "gathered to sample")] * is_sharded
+    whole = Item("whole weights", FP32 * shape.parameters, "gathered to sample")
+    gathered = [whole] if is_sharded else []
     scored, length = min(batch.sequences, SCORE_BATCH), batch.length
     layer = working_bytes(shape, scored * length, length, bf16=bf16)
     if parts > 1 and not is_sharded:  # tensor parallelism; the shape is that of the whole model
@@ -62,6 +62,6 @@ def reference_plan(
     sampling = (*gathered, *sampling_items(shape, batch, bf16=bf16, trained=matrices))
     return Plan(
         f"Memory of each process for the reference outputs, with prompts of {batch.prompt} tokens",
-        (*resident, *(vllm_items(shape, batch, vllm, bf16=bf16) if vllm else ())),
-        {**({} if vllm else {"sampling": sampling}), "scoring": scoring},
+        (*always, *(vllm_items(shape, batch, vllm, bf16=bf16) if vllm else ())),
+        {**({} if vllm else {MemoryPhase.SAMPLING: sampling}), MemoryPhase.SCORING: scoring},
     )

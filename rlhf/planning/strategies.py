@@ -21,35 +21,46 @@ matrices that FSDP gathers one by one: embeddings, and output matrices of their 
     FSDP bf16-weights                       matrices and the rest are gathered in bf16, too
     LoRA      2·P + 18·A                    frozen bf16 weights; only adapters are trained
 
-The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the place of 16 bits; K is
-BUCKET of rlhf/parallel/settings.py; R, weights that DeepSpeed keeps gathered because they are
-reused soon, is REUSED; neither is more than P. Before it shards them, ZeRO-3 holds all weights.
-Gradients are there until the optimizer has stepped, but in DDP's buckets always. bf16 copies are
-there while something is computed, also while PPO samples without vLLM and reads what it sampled.
-FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N. Where a
-matrix or the rest is larger than layers and activations, the peak is when their gradients are sent:
-12 bytes for each of those parameters, their gradients and the copy for communication, and at PPO's
-output matrix 16, as it was gathered again just before, beside the activations of the policy alone.
-Of policy and critic a layer of one is gathered at a time. `--parallel.reduce-dtype bf16` is not
-counted: FSDP then needs less than is planned. While PPO
-samples under ZeRO-3 or FSDP, every device also holds the whole policy, 4 bytes per parameter, and
-copies of its matrices; with bf16 weights 2 bytes. With FSDP and vLLM it holds its part of vLLM's
-bf16 weights and pages instead. To measure, FSDP gathers a layer at a time, ZeRO-3 policy and
-critic. Audits load the original model in float32: 4 bytes per parameter, sharded only under FSDP.
-For PPO, LoRA is one model with `--lora.share-base`, as in rlhf/planning/ppo_plan.py. For reference
-outputs each device holds the whole model, unless vLLM samples under FSDP.
+The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the place of 16 bits. K is
+BUCKET of rlhf/parallel/settings.py; R is REUSED: weights that DeepSpeed keeps gathered because they
+are reused soon. Neither is more than P.
+
+Every stage:
+* Gradients exist until the optimizer has stepped; in DDP's buckets, always.
+* bf16 copies exist during every forward pass, including sampling (without vLLM) and scoring.
+* ZeRO-3 loads the full weights before sharding.
+* FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N.
+* FSDP gathers a layer of the policy or of the critic, never of both.
+* `--parallel.reduce-dtype bf16` is not counted: FSDP then needs less than is planned.
+
+FSDP, where a matrix or the rest is larger than layers and activations:
+* The peak is when their gradients are sent: 12 bytes for each of those parameters, their gradients
+  and the copy for communication.
+* At PPO's output matrix it is 16 bytes, as the matrix was gathered again just before, beside the
+  activations of the policy alone.
+
+PPO:
+* While it samples under ZeRO-3 or FSDP, every device also holds the whole policy, 4 bytes a
+  parameter, and copies of its matrices; with bf16 weights 2 bytes.
+* With FSDP and vLLM it holds its part of vLLM's bf16 weights and pages instead.
+* To measure, FSDP gathers a layer at a time, ZeRO-3 policy and critic.
+* Audits load the original model in float32: 4 bytes per parameter, sharded only under FSDP.
+* LoRA is one model with `--lora.share-base`, as in rlhf/planning/ppo_plan.py.
+
+Reference outputs: each device holds the whole model, unless vLLM samples under FSDP.
 """
 
 from dataclasses import dataclass
 
-from rlhf.parallel.settings import BUCKET, ReduceDtype, State, Strategy
+from rlhf.parallel.settings import BUCKET, SHARDED, MemoryKind, ReduceDtype, Strategy
 from rlhf.planning.plan import (
     KL_ROWS,
-    Layout,
+    MemoryPhase,
     Pass,
     Plan,
     PPOBatch,
     SampleBatch,
+    ShardLayout,
     count_rows,
     shard_plan,
 )
@@ -58,21 +69,49 @@ from rlhf.planning.ppo_plan import Roles, bytes_at_output, ppo_plan
 from rlhf.planning.reference_plan import reference_plan
 from rlhf.planning.training_plan import reward_plan
 
-SHARDINGS: dict[str, Strategy] = {
-    "DDP": "ddp",
-    "DDP bf16-weights": "ddp",
-    "ZeRO-1": "zero1",
-    "ZeRO-2": "zero2",
-    "ZeRO-3": "zero3",
-    "FSDP": "fsdp",
-    "FSDP bf16-weights": "fsdp",
-}
-BF16_WEIGHTS = ("DDP bf16-weights", "FSDP bf16-weights")
-STRATEGIES = (*SHARDINGS, "LoRA")
-WHOLE_WHILE_SAMPLING = ("ZeRO-3", "FSDP", "FSDP bf16-weights")
-READING = ("reading the rollout", "measuring the KL", "scoring")  # forward passes of a phase
+FORWARD_PHASES = (MemoryPhase.READING, MemoryPhase.MEASURING_KL)
 REUSED = 10**9  # weights: DeepSpeed's stage3_max_reuse_distance, as it comes
 USABLE = 0.9
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to spread a training, a row of `rlhf plan`.
+
+    Attributes:
+        name: in tables and advice.
+        strategy: of `--sharding`.
+        bf16_weights: with `--precision bf16-weights`.
+        lora: adapters are trained.
+    """
+
+    name: str
+    strategy: Strategy = "ddp"
+    bf16_weights: bool = False
+    lora: bool = False
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether FSDP shards."""
+        return self.strategy == "fsdp"
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether each device holds only a part of the weights."""
+        return MemoryKind.WEIGHTS in SHARDED[self.strategy]
+
+
+DDP = Option("DDP")
+DDP_BF16_WEIGHTS = Option("DDP bf16-weights", bf16_weights=True)
+ZERO1, ZERO2, ZERO3 = (
+    Option("ZeRO-1", "zero1"),
+    Option("ZeRO-2", "zero2"),
+    Option("ZeRO-3", "zero3"),
+)
+FSDP = Option("FSDP", "fsdp")
+FSDP_BF16_WEIGHTS = Option("FSDP bf16-weights", "fsdp", bf16_weights=True)
+LORA = Option("LoRA", lora=True)
+OPTIONS = (DDP, DDP_BF16_WEIGHTS, ZERO1, ZERO2, ZERO3, FSDP, FSDP_BF16_WEIGHTS, LORA)
 
 
 @dataclass(frozen=True)
@@ -135,69 +174,68 @@ class Sizes:
 
 
 def passing_bytes(
-    strategy: str,
+    option: Option,
     sizes: Sizes,
     gpus: int,
-    computing: float,
+    activation_bytes: float,
     at_output: float = 0.0,
 ) -> float:
     """Bytes at the peak of a pass on top of the state: gathered weights, and what is computed.
 
-    `computing` are the bytes of activations and logits, which no strategy shards; `at_output` those
-    that are there at the policy's output matrix.
+    `activation_bytes`: activations and logits, which no option shards; `at_output`: those that are
+    there at the policy's output matrix.
     """
     if gpus == 1:
-        return computing
-    if strategy == "ZeRO-3":
+        return activation_bytes
+    if option.strategy == "zero3":
         gathered, moved = min(REUSED, sizes.trained), min(BUCKET, sizes.trained)
-        return computing + FP32 * (gathered + 2 * moved)
-    if is_fsdp(strategy):
+        return activation_bytes + FP32 * (gathered + 2 * moved)
+    if option.is_fsdp:
         layers = (3 * BF16 + BF16) * sizes.layer
         rest = sizes.outside - sizes.matrices
-        ends = BF16 if strategy in BF16_WEIGHTS else FP32
+        ends = BF16 if option.bf16_weights else FP32
         # the policy's output matrix is there with the buffer that it was gathered in, its gradients
         # and their copy
         output = (3 * ends + FP32) * sizes.output
         with_output = at_output + layers + output if output else 0.0
         at_ends = max((2 * ends + FP32) * sizes.matrix, (ends + FP32) * rest)
-        return ends * rest + max(computing + layers, with_output, at_ends)
-    return computing
+        return ends * rest + max(activation_bytes + layers, with_output, at_ends)
+    return activation_bytes
 
 
 def reading_bytes(
-    sizes: Sizes, computing: float, *, layers: int = BF16, ends: int = FP32, copied: float = 0.0
+    sizes: Sizes,
+    activation_bytes: float,
+    *,
+    layers: int = BF16,
+    ends: int = FP32,
+    copied: float = 0.0,
 ) -> float:
     """Bytes at the peak of a forward pass alone under FSDP.
 
     A layer or matrix takes twice its size: itself, and the buffer that it was gathered in. On top
     comes the larger of the previous one's buffer (while this one is gathered) and what it computes
-    (afterwards). A parameter of layers is
-    gathered in `layers` bytes, one of matrices and the rest, which stays, in `ends`. `copied`: the
-    bytes of copies that autocast keeps.
+    (afterwards). A parameter of layers is gathered in `layers` bytes, one of matrices and the rest,
+    which stays, in `ends`. `copied`: the bytes of copies that autocast keeps.
     """
     rest = sizes.outside - sizes.matrices
     parts = (layers * sizes.layer, ends * sizes.matrix)
-    return copied + ends * rest + max(2 * part + max(part, computing) for part in parts)
+    return copied + ends * rest + max(2 * part + max(part, activation_bytes) for part in parts)
 
 
-def is_fsdp(strategy: str) -> bool:
-    """Whether FSDP shards."""
-    return SHARDINGS.get(strategy) == "fsdp"
-
-
-def strategies_of(gpus: int) -> tuple[str, ...]:
+def options_for(gpus: int) -> tuple[Option, ...]:
     """Those that so many devices can follow: one has nothing to shard with."""
-    return tuple(one for one in STRATEGIES if gpus > 1 or SHARDINGS.get(one, "ddp") == "ddp")
+    return tuple(one for one in OPTIONS if gpus > 1 or one.strategy == "ddp")
 
 
-def reads_sharded(stage: str, strategy: str, load: Load) -> bool:
+def reads_sharded(stage: str, option: Option, load: Load) -> bool:
     """Whether a stage reads its models a layer at a time and never gathers one to do so."""
-    return is_fsdp(strategy) and (stage == "ppo" or load.vllm > 0)
+    return option.is_fsdp and (stage == "ppo" or load.vllm > 0)
 
 
 def tensor_parallel_bytes(shape: Shape, load: Load, processes: int) -> float:
     """Bytes in each of `processes` that train one reward model by tensor parallelism."""
-    return stage_bytes("reward", "DDP", tensor_parallel_shape(shape, processes), load, 1)
+    return stage_bytes("reward", DDP, tensor_parallel_shape(shape, processes), load, 1)
 
 
 def sizes_of(stage: str, shape: Shape, load: Load) -> Sizes:
@@ -221,36 +259,35 @@ def sizes_of(stage: str, shape: Shape, load: Load) -> Sizes:
     return Sizes(both, shape.reward_parameters, 2 * adapters, layer, outside, matrices, matrix, own)
 
 
-def parts_of(strategy: str, load: Load, gpus: int) -> int:
+def parts_of(option: Option, load: Load, gpus: int) -> int:
     """Over how many devices one copy is sharded."""
-    return load.group if is_fsdp(strategy) and load.group else gpus
+    return load.group if option.is_fsdp and load.group else gpus
 
 
-def plan_of(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> Plan:
+def plan_of(stage: str, option: Option, shape: Shape, load: Load, gpus: int) -> Plan:
     """What each of `gpus` devices holds; of weights that FSDP or ZeRO-3 gathers, whole models."""
-    has_adapters = strategy == "LoRA"
-    layout = Layout(
-        SHARDINGS.get(strategy, "ddp"),
-        parts_of(strategy, load, gpus),
+    layout = ShardLayout(
+        option.strategy,
+        parts_of(option, load, gpus),
         processes=gpus,
-        bf16_weights=strategy in BF16_WEIGHTS,
+        bf16_weights=option.bf16_weights,
     )
     if stage == "reward":
         tokens, rounded = load.batch * load.length, layout.bf16_weights
-        computing = Pass(tokens, load.length, load.checkpointing, rounded)
+        one_pass = Pass(tokens, load.length, load.checkpointing, rounded)
         plan = reward_plan(
             shape,
-            computing,
+            one_pass,
             bf16=True,
             has_stepped_copy=layout.strategy.startswith("zero"),
-            adapter="lora" if has_adapters else "none",
+            adapter="lora" if option.lora else "none",
             lora_rank=load.lora_rank,
             has_masters=layout.has_masters,
         )
         return shard_plan(plan, layout)
     batch = load.ppo_batch
     if stage == "reference":
-        shards = layout if reads_sharded(stage, strategy, load) else None
+        shards = layout if reads_sharded(stage, option, load) else None
         vllm = load.vllm if shards else min(load.vllm, 1)  # else each process has its own
         return reference_plan(shape, None, batch.sampled, bf16=True, layout=shards, vllm=vllm)
     return ppo_plan(
@@ -260,8 +297,8 @@ def plan_of(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> P
         bf16=True,
         checkpointing=load.checkpointing,
         roles=Roles(
-            lora_rank=load.lora_rank * has_adapters,
-            share_base=has_adapters,
+            lora_rank=load.lora_rank if option.lora else 0,
+            share_base=option.lora,
             vllm=load.vllm,
             engine_sleeps=True,
         ),
@@ -269,48 +306,56 @@ def plan_of(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> P
     )
 
 
-def stage_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> float:
-    """Bytes on each of `gpus` devices for a stage (reward, reference or ppo) under a strategy."""
-    return max(phase_bytes(stage, strategy, shape, load, gpus).values())
+def stage_bytes(stage: str, option: Option, shape: Shape, load: Load, gpus: int) -> float:
+    """Bytes on each of `gpus` devices for a stage (reward, reference or ppo) under an option."""
+    return max(phase_bytes(stage, option, shape, load, gpus).values())
 
 
-def phase_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> dict[str, float]:
+def phase_bytes(
+    stage: str, option: Option, shape: Shape, load: Load, gpus: int
+) -> dict[MemoryPhase, float]:
     """Bytes on each of `gpus` devices in every phase of a stage."""
-    plan = plan_of(stage, strategy, shape, load, gpus)
-    held = sum(item.size for item in plan.resident)
+    plan = plan_of(stage, option, shape, load, gpus)
+    held = sum(item.size for item in plan.always)
     phases = {}
     for phase, items in plan.phases.items():
-        computing = sum(item.size for item in items if item.state is State.ACTIVATIONS)
-        state = sum(item.size for item in items) - computing
-        needs = _with_gathered(phase, stage, strategy, shape, load, gpus, computing)
+        activations = sum(item.size for item in items if item.state is MemoryKind.ACTIVATIONS)
+        state = sum(item.size for item in items) - activations
+        needs = _with_gathered(phase, stage, option, shape, load, gpus, activations)
         phases[phase] = held + state + needs
     if plan.loading:
-        phases["loading"] = sum(item.size for item in plan.loading)
+        phases[MemoryPhase.LOADING] = sum(item.size for item in plan.loading)
     return phases
 
 
 def _with_gathered(
-    phase: str, stage: str, strategy: str, shape: Shape, load: Load, gpus: int, computing: float
+    phase: MemoryPhase,
+    stage: str,
+    option: Option,
+    shape: Shape,
+    load: Load,
+    gpus: int,
+    activation_bytes: float,
 ) -> float:
     """What is computed in a phase, and the parts of models that are gathered for it."""
-    sizes, parts = sizes_of(stage, shape, load), parts_of(strategy, load, gpus)
-    if phase == "computing gradients":
+    sizes, parts = sizes_of(stage, shape, load), parts_of(option, load, gpus)
+    if phase is MemoryPhase.GRADIENTS:
         at_output = bytes_at_output(
             shape,
             load.ppo_batch,
             bf16=True,
             checkpointing=load.checkpointing,
-            bf16_weights=strategy in BF16_WEIGHTS,
+            bf16_weights=option.bf16_weights,
         )
-        return passing_bytes(strategy, sizes, parts, computing, at_output)
-    if phase == "stepping" and strategy == "ZeRO-3":
-        return computing + FP32 * sizes.trained / parts
-    if parts == 1 or stage == "reward" or not reads_sharded(stage, strategy, load):
-        return computing
-    if phase == "auditing" or stage == "reference":  # of the original model, in float32
-        return reading_bytes(sizes, computing, layers=FP32)
-    if phase in READING:
-        ends = BF16 if strategy in BF16_WEIGHTS else FP32
+        return passing_bytes(option, sizes, parts, activation_bytes, at_output)
+    if phase is MemoryPhase.STEPPING and option.strategy == "zero3":
+        return activation_bytes + FP32 * sizes.trained / parts
+    if parts == 1 or stage == "reward" or not reads_sharded(stage, option, load):
+        return activation_bytes
+    if phase is MemoryPhase.AUDITING or stage == "reference":  # of the original model, in float32
+        return reading_bytes(sizes, activation_bytes, layers=FP32)
+    if phase in FORWARD_PHASES:
+        ends = BF16 if option.bf16_weights else FP32
         copied = 0 if ends == BF16 else BF16 * sizes.matrix  # of the policy's output matrix
-        return reading_bytes(sizes, computing, ends=ends, copied=copied)
-    return computing
+        return reading_bytes(sizes, activation_bytes, ends=ends, copied=copied)
+    return activation_bytes

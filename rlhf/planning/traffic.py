@@ -26,11 +26,17 @@ from dataclasses import dataclass
 from rlhf.parallel.settings import ReduceDtype
 from rlhf.planning.planner import BF16, FP32, Shape
 from rlhf.planning.strategies import (
-    BF16_WEIGHTS,
-    WHOLE_WHILE_SAMPLING,
+    DDP,
+    DDP_BF16_WEIGHTS,
+    FSDP,
+    FSDP_BF16_WEIGHTS,
+    LORA,
+    ZERO1,
+    ZERO2,
+    ZERO3,
     Load,
+    Option,
     Sizes,
-    is_fsdp,
     parts_of,
     sizes_of,
 )
@@ -50,7 +56,7 @@ class Speed:
 
 
 def communication_bytes(
-    strategy: str,
+    option: Option,
     sizes: Sizes,
     passes: int,
     gpus: int,
@@ -69,30 +75,30 @@ def communication_bytes(
     layers = (trained - sizes.outside) * (1.0 if bf16 else 2.0)
     ends = sizes.outside + sizes.matrices
     counted = {
-        "DDP": 2 * width * trained,
-        "DDP bf16-weights": trained,
-        "ZeRO-1": 3 * trained,
-        "ZeRO-2": (2 * passes + 1) * trained,
-        "ZeRO-3": 3 * passes * trained,
-        "FSDP": passes * (ends + layers + width * trained),
-        "FSDP bf16-weights": passes * (ends / 2 + layers + width * trained),
-        "LoRA": 2 * width * sizes.adapters,
+        DDP: 2 * width * trained,
+        DDP_BF16_WEIGHTS: trained,
+        ZERO1: 3 * trained,
+        ZERO2: (2 * passes + 1) * trained,
+        ZERO3: 3 * passes * trained,
+        FSDP: passes * (ends + layers + width * trained),
+        FSDP_BF16_WEIGHTS: passes * (ends / 2 + layers + width * trained),
+        LORA: 2 * width * sizes.adapters,
     }
-    if is_fsdp(strategy) and group:
+    if option.is_fsdp and group:
         copies = gpus // group
         between = passes * 2 * width * trained / group * (copies - 1) / copies
-        return FP32 * (counted[strategy] * (group - 1) / group + between)
-    return FP32 * counted[strategy] * (gpus - 1) / gpus
+        return FP32 * (counted[option] * (group - 1) / group + between)
+    return FP32 * counted[option] * (gpus - 1) / gpus
 
 
-def reading_traffic(strategy: str, sizes: Sizes) -> float:
+def reading_traffic(option: Option, sizes: Sizes) -> float:
     """Bytes of the weights that FSDP gathers in a forward pass alone."""
-    outside = BF16 if strategy in BF16_WEIGHTS else FP32
+    outside = BF16 if option.bf16_weights else FP32
     return outside * sizes.outside + BF16 * (sizes.trained - sizes.outside)
 
 
 def step_bytes(
-    stage: str, strategy: str, shape: Shape, load: Load, passes: int, gpus: int
+    stage: str, option: Option, shape: Shape, load: Load, passes: int, gpus: int
 ) -> float:
     """Bytes that each device sends in a step of a stage.
 
@@ -101,15 +107,15 @@ def step_bytes(
     """
     sizes = sizes_of(stage, shape, load)
     moved = communication_bytes(
-        strategy, sizes, passes, gpus, load.group, reduce_dtype=load.reduce_dtype
+        option, sizes, passes, gpus, load.group, reduce_dtype=load.reduce_dtype
     )
-    if stage != "ppo" or strategy not in WHOLE_WHILE_SAMPLING:
+    if stage != "ppo" or not option.shards_weights:
         return moved
-    parts = parts_of(strategy, load, gpus)
-    rounded = strategy in BF16_WEIGHTS or (is_fsdp(strategy) and load.vllm)
+    parts = parts_of(option, load, gpus)
+    rounded = option.bf16_weights or (option.is_fsdp and load.vllm)
     gathered = float((BF16 if rounded else FP32) * shape.parameters)
-    if is_fsdp(strategy):
-        gathered += passes * reading_traffic(strategy, sizes)
+    if option.is_fsdp:
+        gathered += passes * reading_traffic(option, sizes)
     else:
         gathered += FP32 * sizes.trained
     return moved + gathered * (parts - 1) / parts
@@ -117,7 +123,7 @@ def step_bytes(
 
 def step_seconds(
     stage: str,
-    strategy: str,
+    option: Option,
     shape: Shape,
     load: Load,
     passes: int,
@@ -133,7 +139,7 @@ def step_seconds(
     if stage == "ppo":
         read += shape.parameters * load.ppo_batch.reference_rows
     operations = (8 if load.checkpointing else 6) * read * load.length * passes
-    moved = step_bytes(stage, strategy, shape, load, passes, gpus)
+    moved = step_bytes(stage, option, shape, load, passes, gpus)
     return operations / (speed.tflops * 1e12) + moved / (speed.network * 1e9)
 
 

@@ -22,7 +22,7 @@ from rlhf.config.paths import with_changes
 from rlhf.planning.advice import advice
 from rlhf.planning.plan import GIB
 from rlhf.planning.planner import read_shape
-from rlhf.planning.strategies import USABLE, Load, stage_bytes
+from rlhf.planning.strategies import DDP, FSDP, USABLE, Load, stage_bytes
 from rlhf.planning.traffic import step_bytes
 from rlhf.run.provenance import IMAGE
 
@@ -56,9 +56,9 @@ def test_the_table_of_what_fits_is_the_planners() -> None:
     for name, gpus, *cells, best in rows:
         shape, count = read_shape(str(MODELS[name])), int(gpus)
         load = Load(length=1024, batch=4, checkpointing=True, lora_rank=16, vllm=min(8, count))
-        strategy = "FSDP" if count > 1 else "DDP"
-        needs = [stage_bytes(stage, strategy, shape, load, count) for stage in ("reward", "ppo")]
-        sent = [step_bytes(stage, strategy, shape, load, 1, count) for stage in ("reward", "ppo")]
+        option = FSDP if count > 1 else DDP
+        needs = [stage_bytes(stage, option, shape, load, count) for stage in ("reward", "ppo")]
+        sent = [step_bytes(stage, option, shape, load, 1, count) for stage in ("reward", "ppo")]
         assert cells[:2] == [f"{size / GIB:.1f}" for size in needs]
         assert cells[2:] == [f"{size / GIB:.0f}" for size in sent]
         for said in best.split("; "):

@@ -11,7 +11,7 @@ import yaml
 from reward.memory import plan_memory
 from rlhf.cli import main
 from rlhf.config import flatten
-from rlhf.planning.plan import GIB, Layout, shard_plan
+from rlhf.planning.plan import GIB, ShardLayout, shard_plan
 from rlhf.planning.planner import read_shape
 from tests.settings import reward_settings
 
@@ -33,7 +33,7 @@ def test_the_table_says_what_the_plan_says(name, changes):
         rankings=Path("r"), model=str(MODEL), out=Path("o"), processes=8, **values
     )
     plan = plan_memory(settings, read_shape(str(MODEL)))
-    peak = shard_plan(plan, Layout(settings.sharding, 8)).peak
+    peak = shard_plan(plan, ShardLayout(settings.sharding, 8)).peak
     flags = " --adapter qlora --batch.micro-tokens 2048" if changes else ""
     (row,) = (line for line in README.splitlines() if line.startswith(f"| `{name}.yaml{flags}` |"))
     assert f"| {peak / GIB:.1f} GiB" in row

@@ -16,7 +16,7 @@ from reward.memory import (
 from rlhf.commands.models.train_reward import memory_plan
 from rlhf.errors import ConfigError
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.plan import GIB, Layout, shard_plan
+from rlhf.planning.plan import GIB, ShardLayout, shard_plan
 from rlhf.planning.planner import read_shape
 from tests.settings import changed, reward_settings
 
@@ -37,9 +37,9 @@ def six_billion(tmp_path_factory):
 def test_full_training_counts_weights_moments_gradients_and_copies(six_billion):
     shape = read_shape(str(six_billion))
     plan = plan_memory(settings_for(six_billion, gradient_checkpointing=True), shape)
-    resident = {item.what: item.size for item in plan.resident}
+    always = {item.what: item.size for item in plan.always}
     parameters = shape.trunk + 4096
-    assert resident == {
+    assert always == {
         "reward model: weights": 4 * parameters,
         "reward model: Adam": 8 * parameters,
     }
@@ -51,8 +51,8 @@ def test_of_a_model_held_by_four_processes_one_has_its_part(six_billion):
     divided = 28 * (4 * 4096**2 + 2 * 4096 * 16384) + 50400 * 4096  # matrices and embeddings
     held = shape.trunk - divided * 3 // 4 + 4096
     settings = settings_for(six_billion, processes=4, tensor_parallel=4)
-    resident = {item.what: item.size for item in plan_memory(settings, shape).resident}
-    assert resident == {"reward model: weights": 4 * held, "reward model: Adam": 8 * held}
+    always = {item.what: item.size for item in plan_memory(settings, shape).always}
+    assert always == {"reward model: weights": 4 * held, "reward model: Adam": 8 * held}
 
 
 def test_adapters_freeze_the_trunk_in_bf16_or_4_bits(six_billion):
@@ -66,8 +66,8 @@ def test_adapters_freeze_the_trunk_in_bf16_or_4_bits(six_billion):
         ("qlora", 0.516 * linear + 2 * (shape.trunk - linear)),
     ):
         plan = plan_memory(settings_for(six_billion, adapter=adapter), shape)
-        resident = {item.what: item.size for item in plan.resident}
-        assert resident == {
+        always = {item.what: item.size for item in plan.always}
+        assert always == {
             "reward model: weights": pytest.approx(frozen),
             "adapters and head: weights": 4 * trained,
             "adapters and head: Adam": 8 * trained,
@@ -107,11 +107,11 @@ def test_divided_weights_need_less_on_each_device(six_billion):
     _, copies, activations = (item.size for item in plan.phases["computing gradients"])
     held = plan.peak - copies - activations  # FSDP and ZeRO-3 gather layers: no copies
     for whole in ("auto", "ddp"):
-        assert shard_plan(plan, Layout(whole, 4)).peak == plan.peak
+        assert shard_plan(plan, ShardLayout(whole, 4)).peak == plan.peak
     for strategy in ("fsdp", "zero3"):
-        found = shard_plan(plan, Layout(strategy, 4)).peak
+        found = shard_plan(plan, ShardLayout(strategy, 4)).peak
         assert found == pytest.approx(activations + held / 4)
-    assert shard_plan(plan, Layout("fsdp", 4, offload=True)).peak == pytest.approx(activations)
+    assert shard_plan(plan, ShardLayout("fsdp", 4, offload=True)).peak == pytest.approx(activations)
     require_memory(settings, 80 * GIB, Sharding("fsdp"), 4)
     with pytest.raises(ConfigError) as caught:
         require_memory(settings, 80 * GIB)
@@ -120,14 +120,14 @@ def test_divided_weights_need_less_on_each_device(six_billion):
 
 def test_the_first_stages_of_zero_divide_no_weights(six_billion):
     plan = plan_memory(settings_for(six_billion), read_shape(str(six_billion)))
-    resident = {item.what: item.size for item in plan.resident}
-    weights, adam = resident["reward model: weights"], resident["reward model: Adam"]
+    always = {item.what: item.size for item in plan.always}
+    weights, adam = always["reward model: weights"], always["reward model: Adam"]
     gradients, copies, activations = (item.size for item in plan.phases["computing gradients"])
-    first = shard_plan(plan, Layout("zero1", 8)).peak
+    first = shard_plan(plan, ShardLayout("zero1", 8)).peak
     assert first == pytest.approx(weights + adam / 8 + gradients + copies + activations)
-    second = shard_plan(plan, Layout("zero2", 8)).peak
+    second = shard_plan(plan, ShardLayout("zero2", 8)).peak
     assert second == pytest.approx(weights + adam / 8 + gradients / 8 + copies + activations)
-    offloaded = shard_plan(plan, Layout("zero1", 8, offload=True)).peak
+    offloaded = shard_plan(plan, ShardLayout("zero1", 8, offload=True)).peak
     assert offloaded == pytest.approx(weights + gradients + copies + activations)
 
 
@@ -135,7 +135,7 @@ def test_zero_3_is_refused_where_no_whole_copy_fits_and_fsdp_is_named(six_billio
     settings = settings_for(six_billion, gradient_checkpointing=True, tokens_per_batch=2048)
     whole = 4 * (read_shape(str(six_billion)).trunk + 4096)  # 21.8 GiB
     plan = plan_memory(settings, read_shape(str(six_billion)), "zero3")
-    found = shard_plan(plan, Layout("zero3", 64))
+    found = shard_plan(plan, ShardLayout("zero3", 64))
     assert found.peak == whole
     assert found.text.splitlines()[-3].rstrip() == "before, while loading"
     assert "21.77" in found.text.splitlines()[-2]
@@ -223,18 +223,18 @@ def test_the_dry_run_counts_what_processes_divide(six_billion):
     held = 4 * (shape.trunk + 4096) / 8  # bytes of an eighth of the weights
     fsdp = settings_for(six_billion, sharding="fsdp", processes=8)
     plan = plan_sharded(fsdp)
-    assert [item.size for item in plan.resident] == [held, 2 * held]
+    assert [item.size for item in plan.always] == [held, 2 * held]
     gradients, activations = plan.phases["computing gradients"]  # and no bf16 copies
     assert gradients.size == held
     assert activations == plan_memory(fsdp, shape).phases["computing gradients"][2]
     assert gradients.why == "float32; sharded over 8"
     in_groups = plan_sharded(changed(fsdp, shard_group=4))
-    assert [item.size for item in in_groups.resident] == [2 * held, 4 * held]
+    assert [item.size for item in in_groups.always] == [2 * held, 4 * held]
     offloaded = plan_sharded(changed(fsdp, offload=True))
     assert offloaded.peak == activations.size
-    assert offloaded.resident[0].why == "float32, 4 bytes per parameter; in main memory"
+    assert offloaded.always[0].why == "float32, 4 bytes per parameter; in main memory"
     adam_only = plan_sharded(changed(fsdp, sharding="zero1"))
-    weights, adam, stepped = (item.size for item in adam_only.resident)
+    weights, adam, stepped = (item.size for item in adam_only.always)
     assert (weights, adam, stepped) == (8 * held, 2 * held, held)  # DeepSpeed's own copy
     text = memory_plan(fsdp)  # of the command
     assert text == plan.text

@@ -34,7 +34,7 @@ from rlhf.modeling.models import load_config
 from rlhf.parallel.master_weights import MasterOptimizer
 from rlhf.planning.plan import GIB
 from rlhf.planning.planner import read_shape
-from rlhf.planning.strategies import Load, phase_bytes
+from rlhf.planning.strategies import DDP, DDP_BF16_WEIGHTS, Load, Option, phase_bytes
 
 SIX = str(Path(__file__).parents[3] / "examples" / "six_billion" / "llama_6b")
 PROCESSES = 8
@@ -51,9 +51,9 @@ class Case:
     bf16_weights: bool = False
 
     @property
-    def strategy(self) -> str:
+    def option(self) -> Option:
         """Its row in `rlhf plan`."""
-        return "DDP bf16-weights" if self.bf16_weights else "DDP"
+        return DDP_BF16_WEIGHTS if self.bf16_weights else DDP
 
 
 CASES = tuple(
@@ -160,7 +160,7 @@ def computing(case: Case, module: PolicyAndCritic) -> Callable[[], None]:
 def run_case(case: Case) -> dict[str, Any]:
     """Measured and planned bytes of every phase that is measured."""
     load = Load(case.length, case.batch, case.checkpointing, 16, kl_rows=0)
-    planned = phase_bytes("ppo", case.strategy, read_shape(case.model), load, PROCESSES)
+    planned = phase_bytes("ppo", case.option, read_shape(case.model), load, PROCESSES)
     measured = measure(case)
     return {
         **asdict(case),

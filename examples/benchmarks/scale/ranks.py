@@ -42,7 +42,7 @@ from rlhf.modeling.models import load_config
 from rlhf.parallel.sharding import Sharding, accumulating, autocast_forward, make_mesh, shard
 from rlhf.planning.plan import GIB
 from rlhf.planning.planner import Shape, read_shape
-from rlhf.planning.strategies import Load, phase_bytes, sizes_of
+from rlhf.planning.strategies import FSDP, FSDP_BF16_WEIGHTS, Load, Option, phase_bytes, sizes_of
 from rlhf.planning.traffic import communication_bytes, reading_traffic
 
 REPOSITORY = Path(__file__).parents[3]
@@ -68,9 +68,9 @@ class Case:
     bf16_weights: bool = False
 
     @property
-    def strategy(self) -> str:
+    def option(self) -> Option:
         """Its row in `rlhf plan`."""
-        return "FSDP bf16-weights" if self.bf16_weights else "FSDP"
+        return FSDP_BF16_WEIGHTS if self.bf16_weights else FSDP
 
 
 CASES = (
@@ -202,14 +202,14 @@ def plan(case: Case, shape: Shape) -> dict[str, float]:
     load = Load(case.length, case.batch, case.checkpointing, 16, case.group, vllm=1, kl_rows=0)
     stage = "reward" if case.stage == "reward" else "ppo"
     sizes = sizes_of(stage, shape, load)
-    phases = phase_bytes(stage, case.strategy, shape, load, case.ranks)
+    phases = phase_bytes(stage, case.option, shape, load, case.ranks)
     # the frozen reward model, and for a forward pass the trained models' moments
     absent = 4 * sizes.frozen + (8 * sizes.trained if case.stage == "reading" else 0)
     phase = "reading the rollout" if case.stage == "reading" else "computing gradients"
     held = phases[phase] - absent / (case.group or case.ranks)
-    sent = communication_bytes(case.strategy, sizes, 2, case.ranks, case.group)
+    sent = communication_bytes(case.option, sizes, 2, case.ranks, case.group)
     if case.stage == "reading":
-        sent = 2 * reading_traffic(case.strategy, sizes) * (case.ranks - 1) / case.ranks
+        sent = 2 * reading_traffic(case.option, sizes) * (case.ranks - 1) / case.ranks
     return {"bytes": held, "sent": sent}
 
 

@@ -29,7 +29,7 @@ COMMANDS = {
 
 FORECASTING = ("like", "utilization", "sampling_utilization", "amount")
 
-Table = dict[str, dict[str, float]]  # by strategy and stage
+Table = dict[str, dict[str, float]]  # by option and stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class Settings:
             self.gradient_checkpointing,
             self.lora_rank,
             self.shard_group,
-            self.engine_tensor_parallel * (self.engine == "vllm"),
+            self.engine_tensor_parallel if self.engine == "vllm" else 0,
             reduce_dtype=self.reduce_dtype,
         )
 
@@ -194,7 +194,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from rlhf.commands.machine.forecasting import forecasts
     from rlhf.planning.advice import advice_for_all, tensor_parallel_advice
     from rlhf.planning.planner import read_shape
-    from rlhf.planning.strategies import USABLE, stage_bytes, strategies_of
+    from rlhf.planning.strategies import USABLE, Option, options_for, stage_bytes
     from rlhf.planning.traffic import Speed, step_bytes, step_seconds
     from rlhf.planning.training_plan import fine_tuning_plans
 
@@ -202,30 +202,32 @@ def run(settings: Settings) -> dict[str, Any]:
     load = settings.load()
     usable, passes, gpus = settings.gpu_memory * USABLE, settings.passes, settings.gpus
 
-    def table(stages: Sequence[str], number: Callable[[str, str], float]) -> Table:
-        """A number of each stage under each strategy."""
-        names = strategies_of(gpus)
-        return {n: {stage: round(number(stage, n), 3) for stage in stages} for n in names}
+    def table(stages: Sequence[str], number: Callable[[str, Option], float]) -> Table:
+        """A number of each stage under each option."""
+        return {
+            option.name: {stage: round(number(stage, option), 3) for stage in stages}
+            for option in options_for(gpus)
+        }
 
-    needs = table(STAGES, lambda stage, name: stage_bytes(stage, name, shape, load, gpus) / GIB)
+    needs = table(STAGES, lambda stage, option: stage_bytes(stage, option, shape, load, gpus) / GIB)
     sent = table(
-        TRAININGS, lambda stage, name: step_bytes(stage, name, shape, load, passes, gpus) / GIB
+        TRAININGS, lambda stage, option: step_bytes(stage, option, shape, load, passes, gpus) / GIB
     )
     seconds: Table = {}
     if settings.tflops and settings.network:
         speed = Speed(settings.tflops, settings.network)
         seconds = table(
             TRAININGS,
-            lambda stage, name: step_seconds(stage, name, shape, load, passes, gpus, speed),
+            lambda stage, option: step_seconds(stage, option, shape, load, passes, gpus, speed),
         )
     found = advice_for_all(shape, load, gpus, usable * GIB)
     hints = [one.sentence for one in found.values()]
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
     price = settings.price_per_hour
-    computing = Pass(load.batch * load.length, load.length, load.checkpointing)
+    one_pass = Pass(load.batch * load.length, load.length, load.checkpointing)
     rank = load.lora_rank
-    tuning = fine_tuning_plans(shape, student, computing, bf16=True, processes=gpus, lora_rank=rank)
+    tuning = fine_tuning_plans(shape, student, one_pass, bf16=True, processes=gpus, lora_rank=rank)
     return {
         "parameters": shape.parameters,
         "forecast": None if price is None else forecasts(settings, shape, student, price),

@@ -60,7 +60,7 @@ def memory_plan(settings: Settings) -> str:
     from policies.rewards import is_model
     from rlhf.modeling.models import model_folder
     from rlhf.parallel.distributed import choose_precision
-    from rlhf.planning.plan import Layout, SampleBatch
+    from rlhf.planning.plan import SampleBatch, ShardLayout
     from rlhf.planning.planner import read_shape
     from rlhf.planning.reference_plan import reference_plan
     from rlhf.ranks import world_size
@@ -75,7 +75,7 @@ def memory_plan(settings: Settings) -> str:
         read_shape(reward) if reward else None,
         SampleBatch(settings.batch_size, ASSUMED_TOKENS, settings.sampling.max_new_tokens),
         bf16=choose_precision(settings.precision) == "bf16",
-        layout=Layout(
+        layout=ShardLayout(
             strategy=settings.sharding,
             parts=parts if is_sharded else settings.parallel.tensor_parallel,
             offload=settings.parallel.offload and is_sharded,

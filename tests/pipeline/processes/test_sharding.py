@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf.parallel.settings import ReduceDtype
 from rlhf.planning.planner import read_shape
-from rlhf.planning.strategies import Load, sizes_of
+from rlhf.planning.strategies import DDP, FSDP, ZERO1, ZERO2, ZERO3, Load, Option, sizes_of
 from rlhf.planning.traffic import communication_bytes
 from rlhf.run.metrics import read_metrics
 from tests.pipeline.loop import Loop, require_same, spread, without_clock
@@ -93,7 +93,7 @@ def test_layers_gathered_in_bf16_train_as_autocast_does(folder: Path, tiny_model
     sizes = [found[name]["ppo"]["norms"] for name in ("ddp", "fsdp")]
     assert sizes[1] == pytest.approx(sizes[0], rel=1e-4)
     assert found["fsdp"]["ppo"]["resumed"]
-    require_planned_traffic("FSDP", found["fsdp"]["ppo"]["traffic"], tiny_model, bf16=True)
+    require_planned_traffic(FSDP, found["fsdp"]["ppo"]["traffic"], tiny_model, bf16=True)
 
 
 @pytest.mark.slow
@@ -141,8 +141,8 @@ def test_gradients_added_up_in_bf16_are_half_as_wide(folder: Path, tiny_model: P
     assert whole == 2 * half == pytest.approx(2 * 4 * trained, rel=0.01)  # both passes, padded
     for kind in ("allgather", "all_gather"):
         assert bytes_of(sent["fsdp"], kind) == bytes_of(sent["fsdp+bf16"], kind)
-    for name, strategy in (("DDP", "ddp+bf16"), ("FSDP", "fsdp+bf16")):
-        require_planned_traffic(name, sent[strategy], tiny_model, reduce_dtype="bf16")
+    for option, strategy in ((DDP, "ddp+bf16"), (FSDP, "fsdp+bf16")):
+        require_planned_traffic(option, sent[strategy], tiny_model, reduce_dtype="bf16")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
@@ -168,7 +168,7 @@ def test_sampling_gathers_once_however_many_tokens_it_samples(two) -> None:
 
 
 def require_planned_traffic(
-    name: str,
+    option: Option,
     measured: dict[str, int],
     tiny_model: Path,
     *,
@@ -180,17 +180,15 @@ def require_planned_traffic(
     shape = read_shape(str(tiny_model))
     sizes = sizes_of("ppo", shape, Load(length=1, batch=1, checkpointing=False, lora_rank=0))
     # two passes: two rows of each process, one at a time
-    planned = communication_bytes(name, sizes, 2, 2, bf16=bf16, reduce_dtype=reduce_dtype)
+    planned = communication_bytes(option, sizes, 2, 2, bf16=bf16, reduce_dtype=reduce_dtype)
     assert planned == pytest.approx(sent, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "name"), [("ddp", "DDP"), ("fsdp", "FSDP"), ("zero3", "ZeRO-3")]
-)
+@pytest.mark.parametrize(("strategy", "option"), [("ddp", DDP), ("fsdp", FSDP), ("zero3", ZERO3)])
 def test_the_traffic_of_a_step_is_the_planners(
-    two, tiny_model: Path, strategy: str, name: str
+    two, tiny_model: Path, strategy: str, option: Option
 ) -> None:
-    require_planned_traffic(name, two[strategy]["ppo"]["traffic"], tiny_model)
+    require_planned_traffic(option, two[strategy]["ppo"]["traffic"], tiny_model)
 
 
 def test_a_checkpoint_of_deepspeed_is_refused_by_others(folder: Path, tiny_model, two) -> None:
@@ -202,9 +200,9 @@ def test_a_checkpoint_of_deepspeed_is_refused_by_others(folder: Path, tiny_model
 @pytest.mark.slow
 def test_lesser_divisions_too(folder: Path, tiny_model, one) -> None:
     found = spread(2, str(tiny_model), str(folder / "more.json"), "zero1", "zero2")
-    for strategy, name in (("zero1", "ZeRO-1"), ("zero2", "ZeRO-2")):
+    for strategy, option in (("zero1", ZERO1), ("zero2", ZERO2)):
         require_same(found[strategy], one["auto"])
-        require_planned_traffic(name, found[strategy]["ppo"]["traffic"], tiny_model)
+        require_planned_traffic(option, found[strategy]["ppo"]["traffic"], tiny_model)
         assert found[strategy]["ppo"]["resumed"]
 
 

@@ -75,7 +75,7 @@ def test_the_plan_counts_the_bytes_that_are_held(
 
     settings = settings_for(Path("r"), tiny_model, Path("o"), precision="bf16-weights")
     plan = plan_memory(settings, read_shape(str(tiny_model)))
-    planned = {item.what.removeprefix("reward model: "): item.size for item in plan.resident}
+    planned = {item.what.removeprefix("reward model: "): item.size for item in plan.always}
     computing = {item.what: item.size for item in plan.phases["computing gradients"]}
     assert held == planned | {"gradients": computing["gradients"]}
     assert "bf16 copies of the matrices" not in computing

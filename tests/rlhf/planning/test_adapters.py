@@ -41,8 +41,8 @@ def test_what_adapters_keep_is_what_autograd_saves(tmp_path: Path, checkpointing
         model.model(ids, mask)
     shape = read_shape(str(tmp_path))
     copies = 0 if checkpointing else 2 * RANK * shape.lora_rows  # autocast's, of the adapters
-    computing = Pass(ROWS * LENGTH, LENGTH, checkpointing, bf16_weights=True, lora_rank=RANK)
-    planned = kept_bytes(shape, computing, bf16=True, padded=True)
+    one_pass = Pass(ROWS * LENGTH, LENGTH, checkpointing, bf16_weights=True, lora_rank=RANK)
+    planned = kept_bytes(shape, one_pass, bf16=True, padded=True)
     found = sum(one.nbytes() for one in saved.values()) - copies
     last_norm = 4 * ROWS * LENGTH * (SIZES["hidden_size"] + 1)  # and its scale
     assert found - last_norm == pytest.approx(planned, rel=0.05)

@@ -13,7 +13,20 @@ from policies.reference.settings import ReferenceSettings
 from reward.settings import RewardSettings
 from rlhf.config.paths import with_changes
 from rlhf.planning.advice import Advice, advice, advice_for_all, gpus_per_machine
-from rlhf.planning.strategies import STRATEGIES, Load, phase_bytes, stage_bytes, strategies_of
+from rlhf.planning.strategies import (
+    DDP,
+    DDP_BF16_WEIGHTS,
+    FSDP,
+    FSDP_BF16_WEIGHTS,
+    LORA,
+    OPTIONS,
+    ZERO1,
+    ZERO3,
+    Load,
+    options_for,
+    phase_bytes,
+    stage_bytes,
+)
 from tests.rlhf.planning.seven_billion import GIB, LOAD, SHAPE
 
 
@@ -34,11 +47,11 @@ def test_advice_names_the_flags_of_adapters() -> None:
 
 def test_gradients_are_sent_in_bf16_where_that_was_asked_for() -> None:
     rounded, flag = replace(LOAD, reduce_dtype="bf16"), "--parallel.reduce-dtype bf16"
-    for strategy in ("DDP", "FSDP", "FSDP bf16-weights", "LoRA"):
-        found = advice("reward", SHAPE, rounded, 8, 400 * GIB, ((strategy,),))
+    for option in (DDP, FSDP, FSDP_BF16_WEIGHTS, LORA):
+        found = advice("reward", SHAPE, rounded, 8, 400 * GIB, ((option,),))
         assert flag in (found.flags or ())
-    for strategy in ("DDP bf16-weights", "ZeRO-1", "ZeRO-3"):  # which refuse it
-        found = advice("reward", SHAPE, rounded, 8, 400 * GIB, ((strategy,),))
+    for option in (DDP_BF16_WEIGHTS, ZERO1, ZERO3):  # which refuse it
+        found = advice("reward", SHAPE, rounded, 8, 400 * GIB, ((option,),))
         assert flag not in (found.flags or ())
 
 
@@ -80,10 +93,10 @@ def test_adapters_are_not_advised_where_checkpointing_is_enough() -> None:
 
 def test_one_process_shards_nothing() -> None:
     # of all ways FSDP alone, which keeps no copies, would fit
-    needs = {one: stage_bytes("reward", one, SHAPE, LOAD, 1) for one in ("DDP", "FSDP")}
-    assert needs["FSDP"] < 118 * GIB < needs["DDP"]
-    assert strategies_of(1) == ("DDP", "DDP bf16-weights", "LoRA")
-    assert strategies_of(2) == STRATEGIES
+    needs = {one: stage_bytes("reward", one, SHAPE, LOAD, 1) for one in (DDP, FSDP)}
+    assert needs[FSDP] < 118 * GIB < needs[DDP]
+    assert options_for(1) == (DDP, DDP_BF16_WEIGHTS, LORA)
+    assert options_for(2) == OPTIONS
     for gib in (10, 20, 40, 80, 105, 118, 130):
         found = advice("reward", SHAPE, LOAD, 1, gib * GIB)
         assert found.flags is None or not any("sharding" in flag for flag in found.flags)
@@ -189,7 +202,7 @@ def test_the_commands_have_the_lengths_that_are_planned(length: int, usable: int
 def test_ppo_that_fits_without_vllm_nowhere_is_advised_to_use_it() -> None:
     load = replace(LOAD, checkpointing=True)
     # adapters need the base, 14e9 bytes; whole policy and critic in bf16 take 27.8e9
-    assert min(stage_bytes("ppo", one, SHAPE, load, 64) for one in STRATEGIES) > 13 * GIB
+    assert min(stage_bytes("ppo", one, SHAPE, load, 64) for one in OPTIONS) > 13 * GIB
     # sampling with vLLM in N parts: 14e9/N of its weights, (12·13.9e9 + 4·6.9e9)/64 of state,
     # pages of (4·N + 1)·512 tokens, 2·2·32·4096/N bytes each, and a bf16 matrix of 2·4096·32000:
     # 17.4 GiB for N = 1, 10.8 for 2, 7.5 for 4; 8.9 while gradients are computed
@@ -222,5 +235,5 @@ def test_the_phases_of_an_advice_are_those_of_its_batch() -> None:
     batch = changes([one for one in found.flags if "micro-batch" in one])["batch.micro_batch_size"]
     assert batch > 1
     load = replace(LOAD, batch=batch)
-    assert found.phases == phase_bytes("ppo", "FSDP bf16-weights", SHAPE, load, 8)
+    assert found.phases == phase_bytes("ppo", FSDP_BF16_WEIGHTS, SHAPE, load, 8)
     assert max(found.phases.values()) <= 60 * GIB

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.planning.plan import Layout, Plan, PPOBatch, SampleBatch
+from rlhf.planning.plan import Plan, PPOBatch, SampleBatch, ShardLayout
 from rlhf.planning.planner import Shape, layer_bytes, working_bytes
 from rlhf.planning.ppo_plan import Roles, ppo_plan
 from tests.rlhf.planning.two_layers import LAYER, SHAPE, sizes
@@ -61,15 +61,15 @@ def test_vllm_holds_a_copy_of_the_policy_and_pages_for_every_response_and_one_mo
     assert found["vLLM: weights"] == 2 * POLICY
     assert found["vLLM: keys and values"] == 2 * 2 * (2 * 4) * (5 * 128)
     assert "keys and values" not in found
-    assert "vLLM: weights" in [item.what for item in plan.resident]
+    assert "vLLM: weights" in [item.what for item in plan.always]
     asleep = ppo(roles=Roles(vllm=1, engine_sleeps=True))
     assert "vLLM: weights" in [item.what for item in asleep.phases["sampling"]]
-    assert "vLLM: weights" not in [item.what for item in asleep.resident]
+    assert "vLLM: weights" not in [item.what for item in asleep.always]
 
 
 def test_the_peak_is_that_of_the_largest_phase() -> None:
     plan = ppo(sample_batch=10_000)
-    always = sum(item.size for item in plan.resident)
+    always = sum(item.size for item in plan.always)
     assert plan.peak == always + sum(item.size for item in plan.phases["sampling"])
 
 
@@ -167,7 +167,7 @@ def test_what_four_processes_divide() -> None:
     roles = Roles(critic="none")
 
     def of(strategy: str, **changes: object) -> dict[str, float]:
-        return updating(roles=roles, layout=Layout(strategy, 4, processes=4, **changes))
+        return updating(roles=roles, layout=ShardLayout(strategy, 4, processes=4, **changes))
 
     names = ("policy: weights", "policy: Adam", "gradients", "reward model: weights")
     for strategy, shares in {
@@ -190,7 +190,7 @@ def test_what_four_processes_divide() -> None:
 def test_ddp_keeps_its_gradients_in_every_phase(phase: str) -> None:
     """Its buckets hold them from the first step on; in one process they go with the step."""
     roles = Roles(critic="own")
-    alone, several = (ppo(roles=roles, layout=Layout("ddp", processes=n)) for n in (1, 2))
+    alone, several = (ppo(roles=roles, layout=ShardLayout("ddp", processes=n)) for n in (1, 2))
     assert sizes(several, phase)["gradients"] == 4 * (POLICY + CRITIC)
     assert ("gradients" in sizes(alone, phase)) is (phase == "stepping")
 
@@ -199,7 +199,7 @@ def test_the_policy_is_gathered_to_sample_and_copied_in_bf16() -> None:
     """FSDP measures a layer at a time; ZeRO 3 gathers policy and critic to measure."""
     copied, both = "bf16 copies of the matrices", 2 * (2 * LAYER + 800 + 2 * LAYER)
     for strategy in ("fsdp", "zero3"):
-        plan = ppo(layout=Layout(strategy, 4, processes=4))
+        plan = ppo(layout=ShardLayout(strategy, 4, processes=4))
         found = added(plan, "sampling")
         assert found["whole weights"] == 4 * POLICY
         assert found[copied] == 2 * (2 * LAYER + 800)
@@ -217,7 +217,7 @@ def test_adapters_beside_sharded_weights_are_sharded_too() -> None:
     roles = Roles(lora_rank=2)
     trained = ADAPTERS + CRITIC
     for strategy in ("fsdp", "zero3"):
-        plan = ppo(roles=roles, layout=Layout(strategy, 4, processes=4))
+        plan = ppo(roles=roles, layout=ShardLayout(strategy, 4, processes=4))
         found = sizes(plan, "computing gradients")
         assert found["policy: frozen weights"] == 4 * POLICY / 4
         assert (found["policy: weights"], found["policy: Adam"]) == (ADAPTERS, 2 * ADAPTERS)
@@ -226,12 +226,14 @@ def test_adapters_beside_sharded_weights_are_sharded_too() -> None:
         assert added(plan, "sampling")["whole weights"] == 4 * (POLICY + ADAPTERS)
         assert found["policy: activations"] == 3 * 8 * 2 * ADAPTED
         assert found["critic: activations"] == 2 * 8 * 2 * LAYER_BYTES  # all of it is trained
-    both = added(ppo(roles=roles, layout=Layout("zero3", 4, processes=4)), "reading the rollout")
+    both = added(
+        ppo(roles=roles, layout=ShardLayout("zero3", 4, processes=4)), "reading the rollout"
+    )
     assert both["whole weights"] == 4 * (POLICY + ADAPTERS + SHAPE.trunk)
 
 
 def test_whole_bf16_weights_need_no_copies() -> None:
-    plan = ppo(layout=Layout("fsdp", 4, processes=4, bf16_weights=True))
+    plan = ppo(layout=ShardLayout("fsdp", 4, processes=4, bf16_weights=True))
     assert added(plan, "sampling")["whole weights"] == 2 * POLICY
     for phase in ("sampling", "reading the rollout"):
         assert "bf16 copies of the matrices" not in added(plan, phase)
@@ -259,7 +261,9 @@ def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
         return {"one layer": working, "logits": rows * position}
 
     whole, loaded = {"whole weights": 4 * POLICY}, {"loaded reference: weights": 4 * POLICY}
-    plan = ppo(roles=Roles(critic="none", audited_rows=3), layout=Layout("zero3", 4, processes=4))
+    plan = ppo(
+        roles=Roles(critic="none", audited_rows=3), layout=ShardLayout("zero3", 4, processes=4)
+    )
     assert added(plan, "auditing") == {**loaded, **reads(32)}
     assert added(plan, "auditing during training") == {**whole, **loaded, **reads(3)}
     copied = {"bf16 copies of the matrices": 2 * (2 * LAYER + 800)}
@@ -269,7 +273,7 @@ def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
     loaded = {"loaded reference: weights": 4 * POLICY / 4}
     for vllm in (0, 4):
         roles = Roles(critic="none", audited_rows=3, vllm=vllm)
-        plan = ppo(roles=roles, layout=Layout("fsdp", 4, processes=4))
+        plan = ppo(roles=roles, layout=ShardLayout("fsdp", 4, processes=4))
         assert added(plan, "auditing during training") == {**loaded, **reads(3)}
         assert added(plan, "measuring the KL") == reads(32)
         assert added(plan, "reading the rollout") == reads(2)

@@ -1,6 +1,6 @@
 """The memory of storing reference outputs, worked by hand on a model of two layers."""
 
-from rlhf.planning.plan import Layout, SampleBatch
+from rlhf.planning.plan import SampleBatch, ShardLayout
 from rlhf.planning.reference_plan import reference_plan
 from tests.rlhf.planning.two_layers import LAYER, SHAPE, sizes
 
@@ -18,7 +18,7 @@ def test_the_plan_of_reference_outputs() -> None:
 
 
 def test_vllm_holds_a_copy_of_the_model_beside_it() -> None:
-    given = {"bf16": True, "layout": Layout("fsdp", 4)}
+    given = {"bf16": True, "layout": ShardLayout("fsdp", 4)}
     plan = reference_plan(SHAPE, None, SampleBatch(4, 3, 5), **given, vllm=1)
     assert list(plan.phases) == ["scoring"]  # vLLM's cache stays
     found = sizes(plan, "scoring")
@@ -29,7 +29,9 @@ def test_vllm_holds_a_copy_of_the_model_beside_it() -> None:
 
 
 def test_processes_that_hold_one_reference_model_divide_its_weights() -> None:
-    plan = reference_plan(SHAPE, SHAPE, SampleBatch(4, 3, 5), bf16=True, layout=Layout(parts=4))
+    plan = reference_plan(
+        SHAPE, SHAPE, SampleBatch(4, 3, 5), bf16=True, layout=ShardLayout(parts=4)
+    )
     for phase in ("sampling", "scoring"):
         found = sizes(plan, phase)
         assert found["reference model: weights"] == SHAPE.parameters
@@ -39,7 +41,7 @@ def test_processes_that_hold_one_reference_model_divide_its_weights() -> None:
 
 
 def test_processes_that_divide_a_reference_model_gather_it_to_sample() -> None:
-    given = {"bf16": True, "layout": Layout("fsdp", 4)}
+    given = {"bf16": True, "layout": ShardLayout("fsdp", 4)}
     plan = reference_plan(SHAPE, SHAPE, SampleBatch(4, 3, 5), **given)
     assert sizes(plan, "sampling")["whole weights"] == 4 * SHAPE.parameters
     assert "whole weights" not in sizes(plan, "scoring")
@@ -47,7 +49,7 @@ def test_processes_that_divide_a_reference_model_gather_it_to_sample() -> None:
     assert "bf16 copies of the matrices" not in sizes(plan, "scoring")
     assert sizes(plan, "scoring")["reference model: weights"] == SHAPE.parameters
     offloaded = reference_plan(
-        SHAPE, SHAPE, SampleBatch(4, 3, 5), bf16=True, layout=Layout("fsdp", 4, offload=True)
+        SHAPE, SHAPE, SampleBatch(4, 3, 5), bf16=True, layout=ShardLayout("fsdp", 4, offload=True)
     )
     assert sizes(offloaded, "scoring")["reference model: weights"] == 0
     assert plan.peak - offloaded.peak == SHAPE.parameters + SHAPE.trunk + 8

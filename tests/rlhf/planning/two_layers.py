@@ -24,4 +24,4 @@ SHAPE = Shape(
 
 def sizes(plan: Plan, phase: str) -> dict[str, float]:
     """Bytes of everything that is held in a phase, by its name."""
-    return {item.what: item.size for item in (*plan.resident, *plan.phases[phase])}
+    return {item.what: item.size for item in (*plan.always, *plan.phases[phase])}
