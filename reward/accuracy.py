@@ -17,7 +17,7 @@ from rlhf.run.intervals import MIN_PROMPTS
 RESAMPLES = 2000
 
 
-class Counts(NamedTuple):
+class CorrectCounts(NamedTuple):
     """Of pairs and of thumbs, how many the rewards get right and how many there are."""
 
     right_pairs: float
@@ -66,7 +66,7 @@ def count_right(group: Group, rewards: Sequence[float]) -> tuple[float, int]:
 
 def count_judgments(
     groups: Sequence[Group], rewards: Sequence[Sequence[float]], thresholds: Iterable[float]
-) -> Counts:
+) -> CorrectCounts:
     """Count the pairs that are ordered as judged and the thumbs on the right side of b.
 
     Args:
@@ -81,7 +81,7 @@ def count_judgments(
         for (one, reward), b in zip(said, thresholds, strict=True)
     ]
     right, pairs = zip(*(count_right(*one) for one in both), strict=True) if both else ((), ())
-    return Counts(sum(right), sum(pairs), sum(thumbs), len(thumbs))
+    return CorrectCounts(sum(right), sum(pairs), sum(thumbs), len(thumbs))
 
 
 def pair_accuracy(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> Accuracy | None:

@@ -136,7 +136,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     import torch
 
     from reward.model.module import RewardModule
-    from rlhf.modeling.attention.layout import Inputs, last_tokens
+    from rlhf.modeling.attention.layout import TrunkInputs, last_tokens
     from rlhf.modeling.models import new_reward_model
     from rlhf.planning.plan import Pass
     from rlhf.planning.strategies import OPTIONS, Load, stage_bytes
@@ -148,7 +148,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     module = RewardModule(classifier)
     length = case.prompt + case.response
     reads = last_tokens(torch.full((case.sequences,), length), length)
-    inputs = Inputs(torch.tensor(random_ids(case.sequences, length)), reads)
+    inputs = TrunkInputs(torch.tensor(random_ids(case.sequences, length)), reads)
     take_three_steps(accelerator, module, case, lambda model: model(inputs).sum())
     if case.sharding != "auto":
         load = Load(length, case.sequences, case.checkpointing, 16)

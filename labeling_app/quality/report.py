@@ -135,7 +135,7 @@ class Quality:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class OpenWork:
     """What is left to do."""
 
     num_open: int
@@ -146,10 +146,10 @@ class Work:
     """(prompt, reason) of what is given out next, where it has a reason."""
 
 
-def open_work(store: Store) -> Work:
+def open_work(store: Store) -> OpenWork:
     """What is left to do now."""
     following = next_tasks(store.connections, SHOWN_NEXT)
-    return Work(
+    return OpenWork(
         num_open=num_open(store.connections),
         num_tasks=num_for_everybody(store.connections),
         next_tasks=[(_shortened(messages), reason) for messages, reason in following],

@@ -18,7 +18,7 @@ from policies.deployment.settings import BenchmarkSettings
 from policies.deployment.timing import (
     Batch,
     Row,
-    all_work,
+    all_cases,
     measure_policy,
     measure_scorer,
     require_context,
@@ -96,7 +96,7 @@ def _measure(
     run: RunDir, models: Models, settings: BenchmarkSettings, accelerator: Accelerator
 ) -> list[Row]:
     """The rows of all models; every measured batch also becomes a line of metrics.jsonl."""
-    total = len(models) * len(all_work(settings)) * settings.repeats
+    total = len(models) * len(all_cases(settings)) * settings.repeats
     rows: list[Row] = []
     step = 0
     with progress("measuring batches", total) as bar:
@@ -106,7 +106,7 @@ def _measure(
             def record(batch: Batch, name: str = name) -> None:
                 nonlocal step
                 step += 1
-                row = {"step": step, "run": name, **vars(batch.work), "seconds": batch.seconds}
+                row = {"step": step, "run": name, **vars(batch.case), "seconds": batch.seconds}
                 append_metrics(run.metrics_file, row)
                 bar.advance()
 

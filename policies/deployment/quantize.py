@@ -34,7 +34,7 @@ from rlhf.planning.price import cost_of
 from rlhf.records.jsonl import new_folder, write_json, write_jsonl
 from rlhf.records.schema import RankedPrompt
 from rlhf.run.metrics import progress
-from rlhf.run.rundir import Inputs, open_stage, stage_status
+from rlhf.run.rundir import StageInputs, open_stage, stage_status
 
 REMEDY = "Nothing was written. Use a form with more bits, or allow more."
 
@@ -51,7 +51,7 @@ def quantize(settings: QuantizeSettings) -> dict[str, Any]:
     model = find_model(settings)
     is_reward = is_reward_model(model["path"])
     records, source = read_held_out(settings, is_reward=is_reward)
-    inputs: Inputs = {"model": model, "prompts": source}
+    inputs: StageInputs = {"model": model, "prompts": source}
     accelerator = start_alone(settings.precision, settings.seed)
     with new_folder(settings.out) as partial:
         run = open_stage(partial, "quantize", settings, inputs, resume=False)

@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class BenchmarkCase:
     """What is measured at once: how many sequences, and how long their two parts are."""
 
     batch_size: int
@@ -48,15 +48,15 @@ class Work:
 class Batch:
     """One measured batch, in seconds on a monotonic clock."""
 
-    work: Work
+    case: BenchmarkCase
     seconds: float
 
 
-def all_work(settings: BenchmarkSettings) -> list[Work]:
+def all_cases(settings: BenchmarkSettings) -> list[BenchmarkCase]:
     """Every combination of the sizes, the smallest batch first."""
     sizes = product(settings.prompt_tokens, settings.answer_tokens, sorted(settings.batch_sizes))
     return [
-        Work(batch_size=batch, prompt_tokens=prompt, answer_tokens=answer)
+        BenchmarkCase(batch_size=batch, prompt_tokens=prompt, answer_tokens=answer)
         for prompt, answer, batch in sizes
     ]
 
@@ -68,7 +68,7 @@ def require_context(folder: str, settings: BenchmarkSettings) -> None:
         InputError: the longest prompt and answer together exceed its context.
     """
     context = context_length(load_config(folder))
-    longest = max(all_work(settings), key=lambda work: work.prompt_tokens + work.answer_tokens)
+    longest = max(all_cases(settings), key=lambda case: case.prompt_tokens + case.answer_tokens)
     total = longest.prompt_tokens + longest.answer_tokens
     if context is not None and total > context:
         raise InputError(
@@ -84,17 +84,17 @@ def measure_policy(
     settings: BenchmarkSettings,
     on_batch: Callable[[Batch], None],
 ) -> list[Row]:
-    """A row for each work: first token, latency, tokens a second, memory.
+    """A row for each case: first token, latency, tokens a second, memory.
 
     Raises:
         InputError: the model cannot be loaded.
     """
-    works = all_work(settings)
+    cases = all_cases(settings)
     tokenizer = load_tokenizer(folder)
     usable = _usable_ids(tokenizer)
     rows = load_config(folder).get_text_config().vocab_size
     set_end_tokens(tokenizer, [rows])  # an id that no model draws
-    longest = max(work.prompt_tokens + work.answer_tokens for work in works)
+    longest = max(case.prompt_tokens + case.answer_tokens for case in cases)
     # as `rlhf generate` loads it
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     most = max(settings.batch_sizes)
@@ -104,17 +104,17 @@ def measure_policy(
     found = []
     with loaded as model:
         seed_all(settings.seed)
-        for work in works:
-            sampler = replace(model, batch_size=work.batch_size)
-            prompts = _random_rows(usable, work.batch_size, work.prompt_tokens, settings.seed)
-            found.append(_time_answers(sampler, prompts, work, settings, on_batch))
+        for case in cases:
+            sampler = replace(model, batch_size=case.batch_size)
+            prompts = _random_rows(usable, case.batch_size, case.prompt_tokens, settings.seed)
+            found.append(_time_answers(sampler, prompts, case, settings, on_batch))
     return found
 
 
 def _time_answers(
     model: FrozenModel,
     prompts: Sequence[list[int]],
-    work: Work,
+    case: BenchmarkCase,
     settings: BenchmarkSettings,
     on_batch: Callable[[Batch], None],
 ) -> Row:
@@ -125,15 +125,15 @@ def _time_answers(
         samples = model.sample(prompts, sampling)
         assert all(len(sample.token_ids) == tokens for sample in samples)
 
-    answer(work.answer_tokens)  # not counted
+    answer(case.answer_tokens)  # not counted
     firsts = [_seconds(lambda: answer(1)) for _ in range(settings.repeats)]
     with peak_memory() as memory:
-        seconds = _repeat(lambda: answer(work.answer_tokens), work, settings.repeats, on_batch)
+        seconds = _repeat(lambda: answer(case.answer_tokens), case, settings.repeats, on_batch)
     return {
-        **vars(work),
+        **vars(case),
         "first_token_seconds": float(np.median(firsts)),
         "latency": latencies(seconds),
-        "tokens_per_second": work.batch_size * work.answer_tokens * len(seconds) / sum(seconds),
+        "tokens_per_second": case.batch_size * case.answer_tokens * len(seconds) / sum(seconds),
         "peak_memory_bytes": memory.bytes,
     }
 
@@ -145,29 +145,29 @@ def measure_scorer(
     settings: BenchmarkSettings,
     on_batch: Callable[[Batch], None],
 ) -> list[Row]:
-    """A row for each work: latency, scores a second, memory. All members of an ensemble score.
+    """A row for each case: latency, scores a second, memory. All members of an ensemble score.
 
     Raises:
         InputError: the model cannot be loaded.
     """
-    works = all_work(settings)
+    cases = all_cases(settings)
     tokenizer = load_tokenizer(folder)
     scorer = load_scorer(name, accelerator)
     found = []
-    for work in works:
-        batch = _sequences(tokenizer, work, settings.seed).to(accelerator.device)
+    for case in cases:
+        batch = _sequences(tokenizer, case, settings.seed).to(accelerator.device)
 
         def score(batch: TokenBatch = batch) -> None:
             scorer(batch).cpu()  # waits for the device
 
         score()  # not counted
         with peak_memory() as memory:
-            seconds = _repeat(score, work, settings.repeats, on_batch)
+            seconds = _repeat(score, case, settings.repeats, on_batch)
         found.append(
             {
-                **vars(work),
+                **vars(case),
                 "latency": latencies(seconds),
-                "scores_per_second": work.batch_size * len(seconds) / sum(seconds),
+                "scores_per_second": case.batch_size * len(seconds) / sum(seconds),
                 "peak_memory_bytes": memory.bytes,
             }
         )
@@ -225,12 +225,12 @@ def _return_freed_pages() -> None:
 
 
 def _repeat(
-    do: Callable[[], None], work: Work, repeats: int, on_batch: Callable[[Batch], None]
+    do: Callable[[], None], case: BenchmarkCase, repeats: int, on_batch: Callable[[Batch], None]
 ) -> list[float]:
     found = []
     for _ in range(repeats):
         found.append(_seconds(do))
-        on_batch(Batch(work=work, seconds=found[-1]))
+        on_batch(Batch(case=case, seconds=found[-1]))
     return found
 
 
@@ -251,13 +251,13 @@ def _random_rows(usable: Sequence[int], rows: int, tokens: int, seed: int) -> li
     return found
 
 
-def _sequences(tokenizer: PreTrainedTokenizerBase, work: Work, seed: int) -> TokenBatch:
+def _sequences(tokenizer: PreTrainedTokenizerBase, case: BenchmarkCase, seed: int) -> TokenBatch:
     """Random prompts with answers that end as a reward model expects it."""
     end = end_token_ids(tokenizer)[0]
-    length = work.prompt_tokens + work.answer_tokens
-    rows = _random_rows(_usable_ids(tokenizer), work.batch_size, length, seed)
+    length = case.prompt_tokens + case.answer_tokens
+    rows = _random_rows(_usable_ids(tokenizer), case.batch_size, length, seed)
     for row in rows:
         row[-1] = end
         if is_for_pairs(tokenizer):
-            row[work.prompt_tokens - 1] = end
+            row[case.prompt_tokens - 1] = end
     return pad_right(rows, int(tokenizer.pad_token_id))

@@ -9,10 +9,10 @@ from rlhf.records.pairs import preferences, trl_preference
 from rlhf.records.ranked import SPLITS, read_manifest, read_ranked
 
 Rows = dict[str, list[dict[str, Any]]]
-Counts = dict[str, dict[str, int]]
+PairCounts = dict[str, dict[str, int]]
 
 
-def read_pairs(folder: Path) -> tuple[Rows, Counts, str]:
+def read_pairs(folder: Path) -> tuple[Rows, PairCounts, str]:
     """Train and test rows with `prompt`, `chosen` and `rejected` as messages.
 
     Also returns, for each split, how many `pairs` of how many `prompts` there are, how many prompts

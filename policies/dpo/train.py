@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from policies.dpo.pairs import Counts, Rows, read_pairs
+from policies.dpo.pairs import PairCounts, Rows, read_pairs
 from policies.dpo.settings import DPOSettings
 from policies.trl_training.rows import trl_rows
 from policies.trl_training.train import (
@@ -38,7 +38,7 @@ from policies.trl_training.train import (
 from rlhf.modeling.adapters import lora_config
 from rlhf.modeling.models import describe_model, load_causal_lm, require_trainable
 from rlhf.modeling.readers import tokenizer_of
-from rlhf.run.rundir import Inputs, RunDir
+from rlhf.run.rundir import RunDir, StageInputs
 
 KEPT = {  # of a step: the trainer's names and ours; rewards are β · log π/π_ref
     "rewards/chosen": "rewards/chosen",
@@ -68,7 +68,7 @@ def optimize_preferences(settings: DPOSettings) -> dict[str, Any]:
     longest = [max(pair, key=sum) for of in lengths.values() for pair in of]
     require_fitting(longest, settings.max_length, "pairs")
     source = {"path": str(settings.rankings), "hash": source_hash}
-    inputs: Inputs = {"rankings": source, "model": model}
+    inputs: StageInputs = {"rankings": source, "model": model}
     arguments = _arguments(settings)
     with trainer_stage("dpo", settings, arguments, inputs) as run:
         if run.is_done:
@@ -113,7 +113,7 @@ def _lengths(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[l
 
 
 def _amount(
-    settings: DPOSettings, lengths: dict[str, list[list[Length]]], counts: Counts
+    settings: DPOSettings, lengths: dict[str, list[list[Length]]], counts: PairCounts
 ) -> dict[str, Any]:
     answers = {split: list(chain(*pairs)) for split, pairs in lengths.items()}
     train = counts["train"]

@@ -33,8 +33,8 @@ from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding, prepare, shard_first
+from rlhf.planning.flops import count_flops
 from rlhf.planning.utilization import measure_rate
-from rlhf.planning.work import count_work
 from rlhf.records.documents import Kinds
 from rlhf.run.rundir import RunDir
 
@@ -289,7 +289,7 @@ def _load_policy(
 
 def _equip(model: PreTrainedModel, settings: PPOSettings, accelerator: Accelerator) -> None:
     """Let a model count its work, read packed rows, and checkpoint its activations if asked to."""
-    count_work(model)
+    count_flops(model)
     if obstacle := pack_prefixes(model):
         words = f"Sequences are padded, which takes longer: {obstacle}."
         accelerator.print(words, file=sys.stderr)

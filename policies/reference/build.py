@@ -33,7 +33,7 @@ from rlhf.planning.utilization import measure_rate
 from rlhf.records.jsonl import write_json
 from rlhf.records.schema import RankedPrompt
 from rlhf.run.preflight import describe_process, require_agreement
-from rlhf.run.rundir import Inputs, RunDir, open_stage, stage_status, watching_stage
+from rlhf.run.rundir import RunDir, StageInputs, open_stage, stage_status, watching_stage
 from rlhf.run.telemetry.job_clock import job_clock
 
 
@@ -105,7 +105,7 @@ def _finish(
     writer: ShardWriter,
     run: RunDir,
     shards: dict[str, Sequence[RankedPrompt]],
-    inputs: Inputs,
+    inputs: StageInputs,
     rate: float,
     began: float,
 ) -> None:

@@ -16,7 +16,7 @@ from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import describe_model, load_causal_lm
 from rlhf.parallel.distributed import on_main
 from rlhf.parallel.sharding import Sharding, shard_frozen
-from rlhf.planning.work import count_work
+from rlhf.planning.flops import count_flops
 from rlhf.run.rundir import RunDir
 
 
@@ -73,7 +73,7 @@ def load_reference_model(
     sharding = sharding or Sharding()
     model = load_causal_lm(store.model, held=sharding.held(trained=False))
     pack_prefixes(model)
-    count_work(model)
+    count_flops(model)
     model.requires_grad_(False)  # autocast would keep a copy of every weight
     model.eval()
     shard_frozen(accelerator, model, sharding, exact=True)

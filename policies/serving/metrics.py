@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from policies.serving.proxy import Counts
+from policies.serving.proxy import ProxyCounts
 
 PREFIX = "rlhf_serve"
 Value = tuple[dict[str, str], float]
 
 
-def write_metrics(counts: Counts, comparison: Mapping[str, Any] | None) -> str:
+def write_metrics(counts: ProxyCounts, comparison: Mapping[str, Any] | None) -> str:
     """All metrics as text.
 
     Args:
@@ -20,7 +20,7 @@ def write_metrics(counts: Counts, comparison: Mapping[str, Any] | None) -> str:
     return "".join(f"{line}\n" for metric in metrics for line in metric)
 
 
-def _of_counts(counts: Counts) -> Iterator[list[str]]:
+def _of_counts(counts: ProxyCounts) -> Iterator[list[str]]:
     def by_policy(values: Mapping[str, int]) -> list[Value]:
         return [({"policy": name}, value) for name, value in values.items()]
 

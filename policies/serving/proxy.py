@@ -78,7 +78,7 @@ class Policies:
 
 
 @dataclass
-class Counts:
+class ProxyCounts:
     """What was served since the start; `requests` and `tokens` by policy."""
 
     requests: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Proxy:
         self.policies = policies
         self.changing = asyncio.Lock()  # while a follower prepares to change a policy
         variants = policies.by_variant
-        self.counts = Counts(dict.fromkeys(variants, 0), dict.fromkeys(variants, 0))
+        self.counts = ProxyCounts(dict.fromkeys(variants, 0), dict.fromkeys(variants, 0))
         self._best_of = best_of
         self.silence_seconds = silence_seconds
         self.client: httpx.AsyncClient

@@ -31,7 +31,7 @@ from policies.trl_training.train import (
 )
 from rlhf.modeling.models import describe_model, load_causal_lm, require_trainable
 from rlhf.modeling.readers import tokenizer_of
-from rlhf.run.rundir import Inputs
+from rlhf.run.rundir import StageInputs
 
 
 def fine_tune(settings: SFTSettings) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def fine_tune(settings: SFTSettings) -> dict[str, Any]:
     return report
 
 
-def _read_examples(settings: SFTSettings) -> tuple[Rows, Inputs, Choice | None]:
+def _read_examples(settings: SFTSettings) -> tuple[Rows, StageInputs, Choice | None]:
     """The examples, their sources, and how they were chosen among the reference outputs."""
     given = settings.chat_template_kwargs
     if settings.best_of is None:

@@ -12,8 +12,8 @@ from transformers import Trainer
 
 from rlhf.parallel.sharding import wait_for_slower
 from rlhf.parallel.waits import Cause, waiting
+from rlhf.planning.flops import count_flops, count_fused_head
 from rlhf.planning.utilization import Laps
-from rlhf.planning.work import count_fused_head, count_work
 
 
 class StepClock:
@@ -38,7 +38,7 @@ class StepClock:
         self._accelerator.backward = self._wait_and_go_back
         model: Any = trainer.model
         plain = model.get_base_model() if isinstance(model, PeftModel) else model
-        count_work(plain, keeps_logits=True)
+        count_flops(plain, keeps_logits=True)
         count_fused_head(model)
 
     def _begin(

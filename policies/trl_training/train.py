@@ -36,7 +36,7 @@ from rlhf.planning.utilization import describe_use, measure_rate
 from rlhf.records.jsonl import JsonObject, write_json
 from rlhf.records.schema import Message, Prompt
 from rlhf.run.metrics import Bar, append_metrics, forget_metrics_after, progress, read_metrics
-from rlhf.run.rundir import Inputs, RunDir, open_stage, stage_status, watching_stage
+from rlhf.run.rundir import RunDir, StageInputs, open_stage, stage_status, watching_stage
 from rlhf.run.watchdog import beat
 
 TRAINER_STATE = "trainer_state.json"  # the Trainer writes it last: a checkpoint without it is half
@@ -147,7 +147,7 @@ def require_fitting(lengths: Iterable[Sequence[int]], max_length: int, what: str
 
 @contextmanager
 def trainer_stage(
-    stage: str, settings: TrainerSettings, arguments: TrainingArguments, inputs: Inputs
+    stage: str, settings: TrainerSettings, arguments: TrainingArguments, inputs: StageInputs
 ) -> Iterator[RunDir]:
     """Open the run folder for a training, record how the block ends, and keep a heartbeat.
 
@@ -242,7 +242,7 @@ def finish(
 def ending(
     trainer: Trainer,
     settings: TrainerSettings,
-    inputs: Inputs,
+    inputs: StageInputs,
     use: dict[str, Any] | None,
     began: float,
 ) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from reward.data.groups import Group, Pair, Pointwise, TieredRanking
 from reward.losses import Judgments, PairTensors, PointwiseTensors, RankingTensors
 from reward.settings import Loss
 from rlhf.modeling.attention.layout import (
-    Inputs,
     TokenIds,
+    TrunkInputs,
     common_prefix_length,
     last_tokens,
-    pack,
+    pack_prompts,
 )
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING
 from rlhf.modeling.tokens import pad_right, send
@@ -125,21 +125,21 @@ def _scores(beginnings: Sequence[Beginning]) -> int:
     return total
 
 
-def lay_out(groups: Sequence[Group], pad_id: int, *, shared: bool) -> Inputs:
+def lay_out(groups: Sequence[Group], pad_id: int, *, shared: bool) -> TrunkInputs:
     """Groups as one packed row, or as padded rows of prompt + response.
 
     No groups give a single padding token.
     """
     if shared:
-        return pack(_beginnings(groups), pad_id)
+        return pack_prompts(_beginnings(groups), pad_id)
     pairs = [(group.prompt, response) for group in groups for response in group.responses]
     if not pairs:
         one = torch.ones((1, 1), dtype=torch.long)
-        return Inputs(one * pad_id, torch.zeros(0, dtype=torch.long), parts=one)
+        return TrunkInputs(one * pad_id, torch.zeros(0, dtype=torch.long), parts=one)
     batch = pad_right([prompt + response for prompt, response in pairs], pad_id)
     parts = pad_right([[1] * len(one) + [2] * len(other) for one, other in pairs], 0)
     ends = last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1])
-    return Inputs(batch.ids, ends, parts=parts.ids)
+    return TrunkInputs(batch.ids, ends, parts=parts.ids)
 
 
 def total_weight(groups: Sequence[Group], loss: Loss) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf.errors import InputError
-from rlhf.modeling.attention.layout import Inputs, states
+from rlhf.modeling.attention.layout import TrunkInputs, states
 from rlhf.modeling.heads import HEAD, capture_input, head_name, parts_above_trunk, reward_head
 
 
@@ -37,11 +37,11 @@ class RewardModule(nn.Module):
         names = parts_above_trunk(self.classifier)
         return [self.classifier.get_submodule(name) for name in names]
 
-    def forward(self, inputs: Inputs) -> Float[Tensor, " N"]:
+    def forward(self, inputs: TrunkInputs) -> Float[Tensor, " N"]:
         """The reward of every response, in the order of `inputs.reads`."""
         return self.rewards(self.features(inputs))
 
-    def features(self, inputs: Inputs) -> Float[Tensor, "N d"]:
+    def features(self, inputs: TrunkInputs) -> Float[Tensor, "N d"]:
         """The head's input for every response.
 
         In a decoder it is the trunk's output at the response's last token.
@@ -60,7 +60,7 @@ class RewardModule(nn.Module):
             rewards: Tensor = head(features.to(head.weight.dtype)).squeeze(-1)
         return rewards.float()
 
-    def _pooled(self, inputs: Inputs) -> Float[Tensor, "B d"]:
+    def _pooled(self, inputs: TrunkInputs) -> Float[Tensor, "B d"]:
         assert inputs.parts is not None
         given = {"input_ids": inputs.ids, "attention_mask": (inputs.parts > 0).long()}
         if self.token_types:

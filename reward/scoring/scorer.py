@@ -17,7 +17,12 @@ from transformers import PreTrainedModel
 from reward.model.module import RewardModule
 from reward.settings import Combine
 from rlhf.modeling.adapters import load_reward_model_on
-from rlhf.modeling.attention.layout import Inputs, common_prefix_length, last_tokens, pack
+from rlhf.modeling.attention.layout import (
+    TrunkInputs,
+    common_prefix_length,
+    last_tokens,
+    pack_prompts,
+)
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, share_prompts
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import describe_model, load_reward_model, model_folder
@@ -26,7 +31,7 @@ from rlhf.modeling.readers import Reader, load_reader, reward_kwargs, tokenizer_
 from rlhf.modeling.thinking import has_thinking
 from rlhf.modeling.tokens import TokenBatch, close, encode_prompt, pad_right, send
 from rlhf.parallel.sharding import Sharding, shard_frozen
-from rlhf.planning.work import count_work
+from rlhf.planning.flops import count_flops
 from rlhf.records.schema import Prompt, Response
 from rlhf.run.watchdog import beat
 
@@ -125,22 +130,22 @@ class Scorer:
         with torch.no_grad(), self._accelerator.autocast():
             return torch.stack([module(inputs) + bias for module, bias in self._members])
 
-    def _lay_out(self, batch: TokenBatch) -> Inputs:
+    def _lay_out(self, batch: TokenBatch) -> TrunkInputs:
         """Padded rows, or one packed row with their common beginning once, if that saves much."""
         if self._shared:
             both = zip(batch.ids, batch.mask, strict=True)
             rows = [tuple(ids[mask].tolist()) for ids, mask in both]
             if common := common_prefix_length(rows):
                 own = tuple(row[common:] for row in rows)
-                packed = pack([(rows[0][:common], own)], 0)
+                packed = pack_prompts([(rows[0][:common], own)], 0)
                 if packed.ids.numel() <= (1 - LEAST_SAVING) * batch.ids.numel():
                     return packed
         reads = last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1])
         if is_for_pairs(self._reader.tokenizer):
-            return Inputs(
+            return TrunkInputs(
                 batch.ids, reads, parts=parts_of_pairs(batch.ids, batch.mask, self._ends[0])
             )
-        return Inputs(batch.ids, reads)
+        return TrunkInputs(batch.ids, reads)
 
 
 def combine_members(rewards: Float[Tensor, "M N"], how: Combine) -> Float[Tensor, " N"]:
@@ -226,7 +231,7 @@ def load_module(
     bias = float(getattr(classifier.config, "reward_bias", 0.0))
     description = describe_model(folder, given)
     token_types = has_token_types(tokenizer_of(description))
-    count_work(classifier)
+    count_flops(classifier)
     module = RewardModule(classifier, token_types=token_types).eval().requires_grad_(False)
     shard_frozen(accelerator, module, sharding)
     return module, bias, description

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from reward.scoring.texts import PromptResponses
-from reward.serving.batches import Counts, QueueFullError, SharedBatches
+from reward.serving.batches import QueueFullError, RequestCounts, SharedBatches
 from rlhf.endpoints.request_bodies import BodyError, read_json
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt
@@ -72,7 +72,7 @@ def build_app(batches: SharedBatches, description: dict[str, str]) -> Starlette:
     )
 
 
-def write_metrics(counts: Counts) -> str:
+def write_metrics(counts: RequestCounts) -> str:
     """The counts in Prometheus' text format."""
     lines = []
     for field, name, kind, words in METRICS:

@@ -19,7 +19,7 @@ class QueueFullError(Exception):
 
 
 @dataclass
-class Counts:
+class RequestCounts:
     """What the server has done since it started."""
 
     requests: int = 0
@@ -42,7 +42,7 @@ class SharedBatches:
         max_waiting: responses that may wait at the same time.
     """
 
-    def __init__(self, score: Score, counts: Counts, max_waiting: int) -> None:
+    def __init__(self, score: Score, counts: RequestCounts, max_waiting: int) -> None:
         self.counts = counts
         self.max_waiting = max_waiting
         self._score = score

@@ -13,7 +13,7 @@ from rich.markup import escape
 from reward.scoring.scorer import member_folders
 from reward.scoring.texts import PromptResponses, TextReward, load_text_reward
 from reward.serving.app import build_app
-from reward.serving.batches import Counts, Score, SharedBatches
+from reward.serving.batches import RequestCounts, Score, SharedBatches
 from reward.serving.settings import ScoringSettings
 from rlhf.endpoints.urls import LOOPBACK, http_address
 from rlhf.errors import InputError
@@ -46,7 +46,7 @@ def serve_reward(served: ServedReward) -> dict[str, Any]:
     with _bind(served.host, served.port) as listening:
         [folder, *_] = member_folders(served.reward)
         description = describe_model(folder, served.template_kwargs)
-        counts = Counts()
+        counts = RequestCounts()
         batches = SharedBatches(
             _load(served, description, counts), counts, served.scoring.max_queue
         )
@@ -79,7 +79,7 @@ def load_batches(
     """
     score = _load_rewards(reward, scoring, template_kwargs)
     return SharedBatches(
-        lambda answers: [row[0] for row in score(answers)], Counts(), scoring.max_queue
+        lambda answers: [row[0] for row in score(answers)], RequestCounts(), scoring.max_queue
     )
 
 
@@ -95,7 +95,7 @@ def _load_rewards(
     )
 
 
-def _load(served: ServedReward, description: dict[str, str], counts: Counts) -> Score:
+def _load(served: ServedReward, description: dict[str, str], counts: RequestCounts) -> Score:
     """The rewards of `rlhf score`, with their tokens counted."""
     rewards = _load_rewards(served.reward, served.scoring, served.template_kwargs)
     reader = load_reader(description)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from reward.data.batches import lay_out, plan_step
 from reward.data.groups import Group
 from reward.training.step import gather_by_prompt
-from rlhf.modeling.attention.layout import Inputs, places_of_responses
+from rlhf.modeling.attention.layout import TrunkInputs, places_of_responses
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.models import load_causal_lm
 from rlhf.run.metrics import progress
@@ -65,7 +65,7 @@ def base_log_probs(
     return gather_by_prompt(accelerator, found, groups)
 
 
-def _before(groups: Sequence[Group], inputs: Inputs) -> Iterator[list[int]]:
+def _before(groups: Sequence[Group], inputs: TrunkInputs) -> Iterator[list[int]]:
     """For every response, the place of the token before each of its tokens."""
     responses = [response for group in groups for response in group.responses]
     if inputs.layout:
@@ -77,7 +77,7 @@ def _before(groups: Sequence[Group], inputs: Inputs) -> Iterator[list[int]]:
 
 
 def _logits(
-    model: PreTrainedModel, inputs: Inputs, places: Sequence[Int[Tensor, " R"]]
+    model: PreTrainedModel, inputs: TrunkInputs, places: Sequence[Int[Tensor, " R"]]
 ) -> Iterator[Float[Tensor, "R V"]]:
     """For every response the logits at its places, counted over the rows laid end to end.
 

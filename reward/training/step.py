@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from reward.accuracy import Counts, count_judgments
+from reward.accuracy import CorrectCounts, count_judgments
 from reward.data.batches import lay_out, plan_step, to_judgments, total_weight
 from reward.data.groups import Group
 from reward.data.stored_groups import StoredGroups
@@ -103,7 +103,7 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
     # each process of a tensor-parallel group has counted the same
     sums = {name: value / state.tensor_parallel for name, value in sums.items()}
     loss_sum = sums.pop("loss")
-    return {"loss": loss_sum / weight, **Counts(**sums).accuracies(), "grad_norm": norm}
+    return {"loss": loss_sum / weight, **CorrectCounts(**sums).accuracies(), "grad_norm": norm}
 
 
 def update_thresholds(state: TrainState, groups: Sequence[Group]) -> float | None:

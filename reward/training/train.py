@@ -47,9 +47,9 @@ from rlhf.modeling.readers import tokenizer_of
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.planning.flops import count_flops
 from rlhf.planning.price import cost_of
 from rlhf.planning.utilization import Laps, describe_use, measure_rate
-from rlhf.planning.work import count_work
 from rlhf.records.documents import REMEDY
 from rlhf.records.ranked import read_manifest
 from rlhf.run.checkpoint import (
@@ -213,7 +213,7 @@ def _build_state(
         accelerator.print(words, file=sys.stderr)
     trained = [value for value in module.parameters() if value.requires_grad]
     optimizer = AdamW(trained, lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0, fused=True)
-    count_work(classifier)
+    count_flops(classifier)
     prepared, prepared_optimizer = prepare(
         accelerator,
         module,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from rlhf.modeling.attention.layout import Inputs, states
+from rlhf.modeling.attention.layout import TrunkInputs, states
 from rlhf.modeling.attention.packing import features_of_padded, pack_if_shorter
 from rlhf.modeling.logits.blocks import (
     Distributions,
@@ -114,7 +114,7 @@ class Sequences:
         real = None if host.real is None else send(host.real, device)
         return Sequences(host.prompts.to(device), host.responses.to(device), real, host)
 
-    def packed_for(self, model: Any) -> Inputs | None:
+    def packed_for(self, model: Any) -> TrunkInputs | None:
         """One row on the sequences' device, if the model reads such rows and it is shorter."""
         host = self.on_host
         row = pack_if_shorter(model, host.joined, host.responses.mask)

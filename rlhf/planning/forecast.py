@@ -2,8 +2,9 @@
 
     seconds = Σ over phases operations / (rate · utilization)  +  seconds of beginning and end
 
-Operations are those of `rlhf.planning.work` for real tokens; what padding costs makes a utilization
-smaller. A utilization is assumed, or follows from a run that was measured (`rlhf.planning.trial`).
+Operations are those of `rlhf.planning.flops` for real tokens; what padding costs makes a
+utilization smaller. A utilization is assumed, or follows from a run that was measured
+(`rlhf.planning.trial`).
 Devices are taken to divide the work without loss.
 
 Letters: p tokens of a prompt, r of a response, k responses to it, d hidden size, V vocabulary.
@@ -14,9 +15,9 @@ sft and dpo are computed at every position.
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from rlhf.planning.flops import Matrices, backward_flops, trunk_flops
 from rlhf.planning.plan import KL_ROWS
 from rlhf.planning.planner import FP32, Shape
-from rlhf.planning.work import Matrices, backward_flops, trunk_flops
 
 Stage = Literal[
     "reward", "reward_lora", "reference", "ppo", "ppo_lora", "sft", "dpo", "dpo_lora", "distill"

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 
 from rlhf.parallel.distributed import global_sum
 from rlhf.parallel.waits import Cause, take_waits
-from rlhf.planning.work import Work, take_work
+from rlhf.planning.flops import FlopCount, take_flops
 from rlhf.records.jsonl import write_json
 
 TERA = 1e12
@@ -90,7 +90,7 @@ class Lap:
     """A part of a step: its seconds, what models did in it, and what it waited for."""
 
     seconds: float
-    work: Work
+    count: FlopCount
     waits: dict[Cause, float]
 
 
@@ -108,14 +108,14 @@ class Laps:
         self._rate = rate
         self._tensor_parallel = tensor_parallel
         self._laps: dict[str, Lap] = {}
-        take_work()
+        take_flops()
         take_waits()
         self._began = time.monotonic()
 
     def end(self, name: str) -> None:
         """End a part, and begin the next one."""
         now = time.monotonic()
-        self._laps[name] = Lap(now - self._began, take_work(), take_waits())
+        self._laps[name] = Lap(now - self._began, take_flops(), take_waits())
         self._began = now
 
     @property
@@ -127,11 +127,11 @@ class Laps:
         """Over all processes: tokens, operations, utilization and waits; every process calls it."""
         laps = list(self._laps.values())
         mine = [
-            sum(lap.work.tokens for lap in laps),
-            sum(lap.work.passes for lap in laps),
+            sum(lap.count.tokens for lap in laps),
+            sum(lap.count.passes for lap in laps),
             *(sum(lap.waits[cause] for lap in laps) for cause in WAITS),
             *(lap.seconds for lap in laps),
-            *(lap.work.flops for lap in laps),
+            *(lap.count.flops for lap in laps),
         ]
         totals = global_sum(self._accelerator, torch.tensor(mine, dtype=torch.float64)).tolist()
         processes = int(self._accelerator.num_processes)

@@ -17,7 +17,7 @@ from rlhf.errors import InputError
 from rlhf.ranks import is_main_process
 from rlhf.records.documents import REMEDY, require_kinds
 from rlhf.records.jsonl import parse_line, write_jsonl
-from rlhf.run.telemetry.work import Work
+from rlhf.run.telemetry.progress_count import ProgressCount
 from rlhf.run.watchdog import beat, count
 
 Metrics = dict[str, Any]
@@ -80,7 +80,7 @@ class Bar:
     """
 
     def __init__(
-        self, progress: Progress, task: Any, work: Work, *, is_counted: bool = True
+        self, progress: Progress, task: Any, work: ProgressCount, *, is_counted: bool = True
     ) -> None:
         self._progress = progress
         self._task = task
@@ -119,7 +119,7 @@ def progress(title: str, total: int, done: int = 0, *, is_stage: bool = False) -
         is_stage: whether the command does little else.
     """
     is_inner = current_thread() is not main_thread() or _has_bar.get()
-    work = Work(
+    work = ProgressCount(
         title=title, done=done, total=total, seconds_left=None, at=time.time(), is_stage=is_stage
     )
     if not is_inner:

@@ -95,7 +95,7 @@ STAGE_COMMANDS = {
 }
 ALWAYS_RESUMES = ("loop",)  # stages whose command goes on without --resume
 
-Inputs = dict[str, dict[str, str]]  # `path` and `hash` of what a stage was given, by name
+StageInputs = dict[str, dict[str, str]]  # `path` and `hash` of what a stage was given, by name
 
 _began: dict[Path, float] = {}  # when this process began to work on a stage, monotonic
 
@@ -150,7 +150,7 @@ class RunDir:
         return read_stage_document(self.stage_file) if self.stage_file.is_file() else {}
 
     @property
-    def inputs(self) -> Inputs:
+    def inputs(self) -> StageInputs:
         """`path` and `hash` of the inputs, from stage.json."""
         return dict(self.read_stage().get("inputs", {}))
 
@@ -176,7 +176,7 @@ def open_stage(
     out: Path,
     stage: str,
     settings: Any,
-    inputs: Inputs,
+    inputs: StageInputs,
     *,
     resume: bool,
     again: bool = False,
@@ -323,7 +323,7 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
     return run
 
 
-def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> None:
+def _require_same(run: RunDir, stage: str, settings: Any, inputs: StageInputs) -> None:
     if not run.config_file.is_file():
         raise InputError(
             f"{run.path} exists but is not a run folder (no config.yaml)",
@@ -346,7 +346,7 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
             )
 
 
-def _write_stage(run: RunDir, stage: str, inputs: Inputs, settings: Any) -> None:
+def _write_stage(run: RunDir, stage: str, inputs: StageInputs, settings: Any) -> None:
     earlier = _until_last_heartbeat(run)
     if getattr(settings, "shard", None) is None:  # jobs have clocks of their own
         _began[run.path] = time.monotonic()

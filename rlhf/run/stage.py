@@ -7,7 +7,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from rlhf.run.preflight import check_before_training, require_shared
-from rlhf.run.rundir import Inputs, RunDir, open_stage, stage_status, watching_stage
+from rlhf.run.rundir import RunDir, StageInputs, open_stage, stage_status, watching_stage
 from rlhf.run.telemetry.profiling import profiling
 from rlhf.run.telemetry.tracking import tracking
 
@@ -17,7 +17,7 @@ def training_stage(
     accelerator: Accelerator,
     stage: str,
     settings: Any,
-    inputs: Inputs,
+    inputs: StageInputs,
     room: int,
     *,
     is_member: bool = False,

@@ -16,7 +16,7 @@ from rlhf.records.schema import is_finite_number
 from rlhf.run.intervals import in_words
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import ALWAYS_RESUMES, STAGE_COMMANDS, RunDir
-from rlhf.run.telemetry.work import duration
+from rlhf.run.telemetry.progress_count import duration
 from rlhf.run.watchdog import process_has_ended, read_heartbeats, running_heartbeat
 
 StageStatus = dict[str, Any]

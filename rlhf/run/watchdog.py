@@ -28,7 +28,7 @@ from rlhf.errors import InterruptedRunError
 from rlhf.ranks import rank, world_size
 from rlhf.records.documents import Kinds, read_document
 from rlhf.records.jsonl import write_json
-from rlhf.run.telemetry.work import Work
+from rlhf.run.telemetry.progress_count import ProgressCount
 
 GRACE_SECONDS = 2.0
 FOLDER_VARIABLE = "RLHF_HEARTBEAT"  # `rlhf loop` sets it for a command without a run folder
@@ -61,7 +61,7 @@ class Heartbeat:
     waits: bool | None = None
     in_backward: bool = False
     on_cuda: bool = False
-    work: Work | None = None
+    work: ProgressCount | None = None
 
     @property
     def doing(self) -> str:
@@ -108,7 +108,7 @@ def beat(phase: str | None = None, step: int | None = None) -> None:
         _write(_watch.folder, heartbeat)
 
 
-def count(work: Work | None) -> None:
+def count(work: ProgressCount | None) -> None:
     """Report what this rank counts; None: nothing any more.
 
     It is written when it begins and ends and with each new phase, otherwise at most once every
@@ -305,7 +305,7 @@ def _read_heartbeat(file: Path) -> Heartbeat:
     required = {name: content[name] for name in ("rank", "host", "pid")}
     values = {name: content[name] for name in HEARTBEAT_KINDS if name in content}
     if values.get("work") is not None:
-        values["work"] = Work.of(values["work"], f"{file} (work)")
+        values["work"] = ProgressCount.of(values["work"], f"{file} (work)")
     return Heartbeat(**required | values)
 
 

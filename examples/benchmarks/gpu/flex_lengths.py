@@ -24,7 +24,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from examples.benchmarks.gpu import machine, texts
 from examples.benchmarks.gpu.results import Line, measure, parse, parser_of, say
 from rlhf.modeling.attention.flex import flex_prefix_attention
-from rlhf.modeling.attention.layout import Layout, Segment
+from rlhf.modeling.attention.layout import Segment, Segments
 from rlhf.modeling.attention.prefix_matmul import prefix_attention
 
 HEADS = {"6b": (32, 32, 128), "1b": (32, 8, 64)}  # query heads, key heads, size
@@ -32,7 +32,7 @@ SHORTEST, LONGEST, LENGTHS = 400, 8192, 20
 REPEATS = 5
 
 
-def layouts(lengths: int, longest: int, shorter: int) -> list[Layout]:
+def layouts(lengths: int, longest: int, shorter: int) -> list[Segments]:
     """Rows with more and more tokens, each filled with prompts and four responses to each."""
     generator = random.Random(0)
     prompt, response = texts.PROMPT.shorter(shorter), texts.RESPONSE.shorter(shorter)
@@ -53,7 +53,7 @@ def layouts(lengths: int, longest: int, shorter: int) -> list[Layout]:
     return found
 
 
-def tokens_of(layout: Layout) -> int:
+def tokens_of(layout: Segments) -> int:
     """Tokens of a row."""
     return sum(stretch.prompt + sum(stretch.responses) for stretch in layout)
 
@@ -75,7 +75,7 @@ def seconds_of(work: Callable[[], object], repeats: int = 1) -> float:
     return (machine.now() - began) / repeats
 
 
-def try_layout(layout: Layout, heads: tuple[int, int, int]) -> Line:
+def try_layout(layout: Segments, heads: tuple[int, int, int]) -> Line:
     """Times and memory of one row."""
     tokens, (query_heads, _, size) = tokens_of(layout), heads
     row = random_row(heads, tokens)

@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from policies.ppo.models.actor_critic import PolicyAndCritic, call_with_root_gathered
 from reward.model.module import RewardModule
 from rlhf.modeling import log_probs
-from rlhf.modeling.attention.layout import Inputs, last_tokens
+from rlhf.modeling.attention.layout import TrunkInputs, last_tokens
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_config
 from rlhf.parallel.sharding import Sharding, accumulating, autocast_forward, make_mesh, shard
@@ -177,7 +177,7 @@ def computing(
 ) -> Callable[..., None]:
     """A pass: forward and backward, or forward alone to read a rollout."""
     ids = torch.full((case.batch, case.length), 5)
-    inputs = Inputs(ids, last_tokens(torch.full((case.batch,), case.length), case.length))
+    inputs = TrunkInputs(ids, last_tokens(torch.full((case.batch,), case.length), case.length))
     if case.stage != "reward":
         log_probs._returns_logits_unchanged[module.policy] = True  # found out by reading numbers
     if case.stage == "reading":

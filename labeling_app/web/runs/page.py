@@ -19,7 +19,7 @@ from rlhf.run.loops.promotion import (
     round_before,
 )
 from rlhf.run.loops.train_now import Waiting, read_waiting
-from rlhf.run.telemetry.work import duration
+from rlhf.run.telemetry.progress_count import duration
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 
 # By the status in stage.json of a loop whose process is gone.

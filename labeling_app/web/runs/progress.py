@@ -13,7 +13,7 @@ from typing import Any
 from labeling_app.web.runs.loop_file import LoopFile
 from rlhf.run.loops.commands import FOLDERS, read_commands, run_folder
 from rlhf.run.rundir import RunDir
-from rlhf.run.telemetry.work import duration
+from rlhf.run.telemetry.progress_count import duration
 from rlhf.run.watchdog import running_heartbeat
 
 

@@ -41,7 +41,7 @@ from rlhf.modeling.tokens import encode_prompt, pad_right, tokenizer_fingerprint
 from rlhf.parallel.distributed import start
 from rlhf.records.ranked import SPLITS
 from rlhf.records.schema import Response, Split
-from rlhf.run.rundir import Inputs, require_done
+from rlhf.run.rundir import StageInputs, require_done
 
 Rewards = list[list[float]]
 
@@ -74,7 +74,7 @@ def distill_reward(settings: DistillSettings) -> dict[str, Any]:
     folders = member_folders(settings.teacher)
     teacher, model = describe_model(folders[0], given), describe_model(settings.student, given)
     source = {"path": str(settings.outputs), "hash": store.content_hash}
-    inputs: Inputs = {"teacher": teacher, "model": model, "outputs": source}
+    inputs: StageInputs = {"teacher": teacher, "model": model, "outputs": source}
     tokenizer = tokenizer_of(model)
     reader = Reader(tokenizer, reads_thinking(folders[0]))
     arguments = trainer_arguments(settings, SFTConfig)  # whose names the shared settings have

@@ -41,9 +41,9 @@ from rlhf.modeling.models import (
     require_trainable,
 )
 from rlhf.modeling.readers import tokenizer_of
-from rlhf.planning.work import count_work
+from rlhf.planning.flops import count_flops
 from rlhf.records.ranked import SPLITS
-from rlhf.run.rundir import Inputs, require_done
+from rlhf.run.rundir import StageInputs, require_done
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that trl's experimental part may change
@@ -72,7 +72,7 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
     lengths = {split: list(map(_length, of_split)) for split, of_split in rows.items()}
     require_fitting(chain(*lengths.values()), settings.max_length, "stored outputs")
     source = {"path": str(settings.outputs), "hash": store.content_hash}
-    inputs: Inputs = {"teacher": teacher, "model": model, "outputs": source}
+    inputs: StageInputs = {"teacher": teacher, "model": model, "outputs": source}
     arguments = _arguments(settings)
     with trainer_stage("distill", settings, arguments, inputs) as run:
         if run.is_done:
@@ -207,7 +207,7 @@ def _build_trainer(
         student = half_of(student)
     student.generation_config.eos_token_id = list(end_token_ids(tokenizer))
     frozen = load_causal_lm(teacher).requires_grad_(False)
-    count_work(frozen)
+    count_flops(frozen)
     data = {split: Dataset.from_list(of) for split, of in rows.items() if of}
     return GKDTrainer(
         model=student,

@@ -29,7 +29,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 MIXTURE_SD = 0.1  # τ: differences of about ten points
-Counts = Int[ndarray, "..."]
+ThumbCounts = Int[ndarray, "..."]
 Numbers = Float[ndarray, "..."]
 
 
@@ -51,7 +51,11 @@ class Thumbs:
 
 
 def log_evidence(
-    up: Counts, down: Counts, other_up: Counts, other_down: Counts, sd: float = MIXTURE_SD
+    up: ThumbCounts,
+    down: ThumbCounts,
+    other_up: ThumbCounts,
+    other_down: ThumbCounts,
+    sd: float = MIXTURE_SD,
 ) -> Numbers:
     """The logarithm of the evidence that two rates differ, at one or at several times.
 
@@ -91,7 +95,7 @@ def difference_interval(
 
 
 def difference_and_variance(
-    up: Counts, down: Counts, other_up: Counts, other_down: Counts
+    up: ThumbCounts, down: ThumbCounts, other_up: ThumbCounts, other_down: ThumbCounts
 ) -> tuple[Numbers, Numbers]:
     """The difference p − p' and its variance v, with one thumb more of each kind.
 

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from rlhf.modeling.attention.layout import Layout, Segment
+from rlhf.modeling.attention.layout import Segment, Segments
 from rlhf.modeling.tokens import send
 from rlhf.ranks import is_main_process
 
@@ -35,7 +35,7 @@ def flex_prefix_attention(
     query: Float[Tensor, "1 H T D"],
     key: Float[Tensor, "1 G T D"],
     value: Float[Tensor, "1 G T D"],
-    layout: Layout,
+    layout: Segments,
     scale: float,
 ) -> Float[Tensor, "1 T H D"]:
     """Causal attention in which each response sees its own prompt and itself."""
@@ -68,19 +68,19 @@ def _compiled_attention() -> Callable[..., Tensor]:
     return compiled
 
 
-def fill_block(layout: Layout) -> Layout:
+def fill_block(layout: Segments) -> Segments:
     """The layout with a segment that fills the last block of the row, which nothing else sees."""
     missing = -count_tokens(layout) % BLOCK
     return (*layout, Segment(missing, ())) if missing else layout
 
 
-def count_tokens(layout: Layout) -> int:
+def count_tokens(layout: Segments) -> int:
     """The number of tokens of a row."""
     return sum(segment.prompt + sum(segment.responses) for segment in layout)
 
 
 @lru_cache(maxsize=2)
-def block_mask(layout: Layout, device: torch.device) -> BlockMask:
+def block_mask(layout: Segments, device: torch.device) -> BlockMask:
     """The mask of a row of whole blocks: made once, used by every layer, forward and backward.
 
     `create_block_mask` would compute all T × T places on the device to find the blocks.
@@ -107,7 +107,7 @@ def _list_blocks(
     )
 
 
-def count_visible(layout: Layout) -> Int[np.ndarray, "Q K"]:
+def count_visible(layout: Segments) -> Int[np.ndarray, "Q K"]:
     """How many of their keys the queries see, for every block of queries and block of keys."""
     edges = np.arange(0, count_tokens(layout) + BLOCK, BLOCK)
     seen = np.zeros((len(edges) - 1, len(edges) - 1), dtype=np.int64)
@@ -126,7 +126,7 @@ def count_visible(layout: Layout) -> Int[np.ndarray, "Q K"]:
     return seen
 
 
-def visible(layout: Layout, device: torch.device) -> Mask:
+def visible(layout: Segments, device: torch.device) -> Mask:
     """A function of batch, head, query and key: whether the query at a place sees the key's."""
     segment, part = (send(numbers, device) for numbers in number_tokens(layout))
 
@@ -137,7 +137,7 @@ def visible(layout: Layout, device: torch.device) -> Mask:
     return sees
 
 
-def number_tokens(layout: Layout) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
+def number_tokens(layout: Segments) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
     """For every token the number of its segment, and of its response in it (0: the prompt)."""
     pieces = [
         (number, part, length)

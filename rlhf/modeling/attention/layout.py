@@ -23,11 +23,11 @@ class Segment:
     responses: tuple[int, ...]
 
 
-Layout = tuple[Segment, ...]
+Segments = tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
-class Inputs:
+class TrunkInputs:
     """Token ids, and the places whose outputs are read, counted over the rows laid end to end.
 
     Either right-padded rows, one per response, or one packed row with its positions and layout.
@@ -38,7 +38,7 @@ class Inputs:
     ids: Int[Tensor, "B T"]
     reads: Int[Tensor, "..."]
     positions: Int[Tensor, "B T"] | None = None
-    layout: Layout | None = None
+    layout: Segments | None = None
     parts: Int[Tensor, "B T"] | None = None
 
     @property
@@ -58,7 +58,7 @@ class Inputs:
             "layout": self.layout,
         }
 
-    def to(self, device: torch.device) -> "Inputs":
+    def to(self, device: torch.device) -> "TrunkInputs":
         """The same inputs on another device."""
         tensors: dict[str, Any] = {
             name: send(value, device)
@@ -68,7 +68,7 @@ class Inputs:
         return replace(self, **tensors)
 
 
-def pack(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: int) -> Inputs:
+def pack_prompts(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: int) -> TrunkInputs:
     """Lay prompts with their responses end to end in one row; without any, a padding token."""
     ids: list[int] = []
     positions: list[int] = []
@@ -83,7 +83,7 @@ def pack(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: int) -> 
             positions += range(length, length + len(response))
             reads.append(len(ids) - 1 if response else end_of_prompt)
     layout = tuple(Segment(len(prompt), tuple(map(len, own))) for prompt, own in groups)
-    return Inputs(
+    return TrunkInputs(
         torch.tensor([ids or [pad_id]]),
         torch.tensor(reads, dtype=torch.long),
         torch.tensor([positions or [0]]),
@@ -91,7 +91,7 @@ def pack(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: int) -> 
     )
 
 
-def places_of_responses(layout: Layout) -> Iterator[list[int]]:
+def places_of_responses(layout: Segments) -> Iterator[list[int]]:
     """For every response, the places of its prompt's tokens and its own in the packed row."""
     start = 0
     for one in layout:
@@ -109,7 +109,7 @@ def common_prefix_length(rows: Sequence[Sequence[int]]) -> int:
     return min(common, min(map(len, rows)) - 1)
 
 
-def states(model: PreTrainedModel, inputs: Inputs) -> Float[Tensor, "T d"]:
+def states(model: PreTrainedModel, inputs: TrunkInputs) -> Float[Tensor, "T d"]:
     """The trunk's output for every token, over the rows laid end to end."""
     trunk: nn.Module = model.base_model
     found: Tensor = trunk(**inputs.model_inputs).last_hidden_state.flatten(0, 1)

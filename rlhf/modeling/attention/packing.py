@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlhf.modeling.attention.layout import Inputs, Segment, common_prefix_length, states
+from rlhf.modeling.attention.layout import Segment, TrunkInputs, common_prefix_length, states
 from rlhf.modeling.attention.shared_prefix import (
     LEAST_SAVING,
     shared_prefix_attention,
@@ -31,7 +31,7 @@ ATTENTION = "packed_sequences"
 Group = tuple[int, list[int]]  # how many first tokens are shared, and by which sequences
 
 
-def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Inputs:
+def pack_sequences(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> TrunkInputs:
     """Pack sequences, sharing whatever saves more: one prefix of all, or equal prompts.
 
     Args:
@@ -63,7 +63,7 @@ def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Inputs:
         layout.append(Segment(shared, tuple(len(rows[member]) - shared for member in members)))
     reads = torch.zeros(answers.shape, dtype=torch.long)
     reads[answers] = torch.tensor([place for part in before for place in part])
-    return Inputs(torch.tensor([ids]), reads, torch.tensor([positions]), tuple(layout))
+    return TrunkInputs(torch.tensor([ids]), reads, torch.tensor([positions]), tuple(layout))
 
 
 def _one_group(rows: Sequence[list[int]]) -> list[Group]:
@@ -84,11 +84,13 @@ def _size(groups: Sequence[Group], rows: Sequence[list[int]]) -> int:
     return sum(map(len, rows)) - sum(shared * (len(members) - 1) for shared, members in groups)
 
 
-def pack_if_shorter(model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Inputs | None:
+def pack_if_shorter(
+    model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]
+) -> TrunkInputs | None:
     """The sequences as one row in main memory, if the model can read it and it is shorter."""
     if model.config._attn_implementation != ATTENTION:
         return None
-    row = pack(joined, answers)
+    row = pack_sequences(joined, answers)
     return row if row.ids.numel() <= (1 - LEAST_SAVING) * joined.ids.numel() else None
 
 
@@ -106,7 +108,7 @@ def _probe(model: PreTrainedModel) -> float:
     responses = pad_right([[11, 12, 13], [14, 15], [16]], 0)
     device, mask = next(model.parameters()).device, responses.mask
     joined = join(prompts, responses)
-    row = pack(joined, mask).to(device)
+    row = pack_sequences(joined, mask).to(device)
     was_training = model.training
     model.eval()
     packed = states(model, row)[row.reads]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 from torch.nn.utils.rnn import pad_sequence
 
-from rlhf.modeling.attention.layout import Layout, Segment
+from rlhf.modeling.attention.layout import Segment, Segments
 from rlhf.modeling.attention.matmul import future, tail_attention
 from rlhf.modeling.tokens import send
 
@@ -78,7 +78,7 @@ def prefix_attention(
     query: Float[Tensor, "T H D"],
     key: Float[Tensor, "T G D"],
     value: Float[Tensor, "T G D"],
-    layout: Layout,
+    layout: Segments,
     scale: float,
 ) -> Float[Tensor, "T H D"]:
     """Causal attention in which each response sees its own prompt and itself."""
@@ -117,7 +117,7 @@ def _rows(x: Float[Tensor, "T H D"], places: Int[Tensor, "..."]) -> Float[Tensor
 
 
 @lru_cache(maxsize=2)
-def make_plan(layout: Layout, device: torch.device) -> AttentionPlan:
+def make_plan(layout: Segments, device: torch.device) -> AttentionPlan:
     """The blocks of a row, which are the same for every layer, forward and backward."""
     starts = [0, *accumulate(one.prompt + sum(one.responses) for one in layout)]
     blocks, order, done = [], torch.empty(starts[-1], dtype=torch.long), 0
@@ -131,7 +131,7 @@ def make_plan(layout: Layout, device: torch.device) -> AttentionPlan:
     return AttentionPlan(tuple(blocks), send(order, device))
 
 
-def group_by_length(layout: Layout) -> list[list[int]]:
+def group_by_length(layout: Segments) -> list[list[int]]:
     """Groups of segments that are attended together, by number."""
     found: list[list[int]] = []
     for number in sorted(range(len(layout)), key=lambda n: (layout[n].prompt, _longest(layout[n]))):

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlhf.modeling.attention.flex import flex_prefix_attention, is_usable
-from rlhf.modeling.attention.layout import Inputs, Layout, last_tokens, pack, states
+from rlhf.modeling.attention.layout import Segments, TrunkInputs, last_tokens, pack_prompts, states
 from rlhf.modeling.attention.matmul import product_attention
 from rlhf.modeling.attention.prefix_matmul import prefix_attention
 from rlhf.modeling.heads import reads_pairs
@@ -49,7 +49,7 @@ def shared_prefix_attention(
     key: Float[Tensor, "1 G T D"],
     value: Float[Tensor, "1 G T D"],
     attention_mask: Tensor | None,
-    layout: Layout | None = None,
+    layout: Segments | None = None,
     scaling: float | None = None,
     **rest: Any,
 ) -> tuple[Float[Tensor, "1 T H D"], None]:
@@ -125,14 +125,14 @@ def _probe(model: PreTrainedModel) -> float:
     """Largest difference at the ends of responses between a packed row and padded rows."""
     first = (tuple(range(3, 14)), ((14, 15, 16), (17,), (18, 19)))
     second = ((5, 9, 7), ((11, 3), (4, 8, 6, 10)))
-    packed = pack([first, second], 0)
+    packed = pack_prompts([first, second], 0)
     sequences = [prompt + one for prompt, own in (first, second) for one in own]
     padded = pad_right(sequences, 0)
     reads = last_tokens(padded.mask.sum(dim=1), padded.ids.shape[1])
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    both = [inputs.to(device) for inputs in (packed, Inputs(padded.ids, reads))]
+    both = [inputs.to(device) for inputs in (packed, TrunkInputs(padded.ids, reads))]
     found, expected = (states(model, inputs)[inputs.reads] for inputs in both)
     model.train(was_training)
     return float((found - expected).abs().max() / expected.abs().max())

@@ -33,7 +33,7 @@ import json
 import sys
 from pathlib import Path
 import torch
-from reward.model.module import Inputs, RewardModule
+from reward.model.module import TrunkInputs, RewardModule
 from rlhf.parallel.distributed import start
 from rlhf.modeling.models import new_reward_model
 from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
@@ -41,7 +41,7 @@ from tests.pipeline.processes.spread import Collectives
 accelerator = start("fp32", 0)
 module = RewardModule(new_reward_model(sys.argv[1], 0, 0, held="parts")).train()
 prepare_tensor_parallel(module, torch.optim.AdamW(module.parameters()))
-inputs = Inputs(torch.randint(3, 300, (2, 10)), torch.tensor([9, 19]))
+inputs = TrunkInputs(torch.randint(3, 300, (2, 10)), torch.tensor([9, 19]))
 found = []
 for bf16, again in ((False, False), (True, False), (True, True)):
     if again:
@@ -87,7 +87,7 @@ import sys
 from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
-from reward.model.module import Inputs, RewardModule
+from reward.model.module import TrunkInputs, RewardModule
 from rlhf.parallel.distributed import start
 from rlhf.modeling.models import new_reward_model
 from rlhf.parallel.sharding import clip_gradients
@@ -95,7 +95,7 @@ from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
 accelerator = start("fp32", 0)
 module = RewardModule(new_reward_model(sys.argv[1], 0, 0, held="parts")).train()
 prepare_tensor_parallel(module, torch.optim.AdamW(module.parameters()))
-inputs = Inputs(torch.randint(3, 300, (2, 10)), torch.tensor([9, 19]))
+inputs = TrunkInputs(torch.randint(3, 300, (2, 10)), torch.tensor([9, 19]))
 module(inputs).sum().backward()
 replicated = {n: p for n, p in module.named_parameters() if not isinstance(p, DTensor)}
 expected = {name: one.grad * 1.5 for name, one in replicated.items()}

@@ -9,7 +9,7 @@ import pytest
 
 from policies.serving.errors import ApiError
 from policies.serving.servers.best_of import BestOf
-from reward.serving.batches import Counts, SharedBatches
+from reward.serving.batches import RequestCounts, SharedBatches
 from rlhf.errors import InterruptedRunError
 from tests.servers.coroutines import run_alone
 
@@ -50,7 +50,7 @@ def complete(
     score: Callable[[Any], list[float]] = by_length,
 ) -> dict[str, Any]:
     async def run() -> dict[str, Any]:
-        best_of = BestOf(3, SharedBatches(score, Counts(), waiting))
+        best_of = BestOf(3, SharedBatches(score, RequestCounts(), waiting))
         async with httpx.AsyncClient() as client:
             try:
                 return await best_of.complete(upstream, client, body)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reward.scoring.texts import PromptResponses, load_text_reward
-from reward.serving.batches import Counts, QueueFullError, SharedBatches
+from reward.serving.batches import QueueFullError, RequestCounts, SharedBatches
 from rlhf.errors import InputError
 from rlhf.modeling.models import describe_model, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
@@ -158,7 +158,7 @@ def test_requests_that_wait_share_a_batch_and_a_bad_one_fails_alone() -> None:
     score = BlockedScore()
 
     async def run() -> list[object]:
-        batches = SharedBatches(score, Counts(), max_waiting=7)
+        batches = SharedBatches(score, RequestCounts(), max_waiting=7)
         first = asyncio.create_task(batches.rewards(ask("a")))
         await asyncio.sleep(0)  # it is accepted
         await asyncio.sleep(0)  # it is being scored
@@ -184,7 +184,7 @@ def test_a_full_queue_is_answered_503(monkeypatch: pytest.MonkeyPatch) -> None:
     from reward.serving.app import build_app
 
     score = BlockedScore()
-    batches = SharedBatches(score, Counts(), max_waiting=1)
+    batches = SharedBatches(score, RequestCounts(), max_waiting=1)
     app = build_app(batches, {"path": "p", "hash": "h"})
     with TestClient(app) as client, ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "/", content=body_of("abc"))

@@ -13,7 +13,7 @@ from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import append_metrics
 from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.run.status import sparklines
-from rlhf.run.telemetry.work import Work
+from rlhf.run.telemetry.progress_count import ProgressCount
 from rlhf.run.watchdog import Heartbeat, beat, count
 
 
@@ -151,7 +151,7 @@ def test_a_running_stage_says_how_far_it_is(runs: Path, capsys) -> None:
     ppo = runs / "a" / "ppo"
     set_stage(ppo, status="running", finished_at=None)
     with watching_stage(RunDir(ppo), None):
-        counted = Work(
+        counted = ProgressCount(
             title="training", done=3, total=4, seconds_left=600.0, at=time.time(), is_stage=True
         )
         count(counted)

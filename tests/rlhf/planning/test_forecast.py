@@ -10,6 +10,7 @@ import torch
 from rlhf.errors import InputError
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import load_causal_lm
+from rlhf.planning.flops import count_flops, take_flops
 from rlhf.planning.forecast import (
     Amount,
     Operations,
@@ -23,7 +24,6 @@ from rlhf.planning.forecast import (
 )
 from rlhf.planning.planner import Shape, read_shape
 from rlhf.planning.trial import read_trial
-from rlhf.planning.work import count_work, take_work
 from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.run.rundir import RunDir
 
@@ -154,18 +154,18 @@ def test_lengths_are_counted_of_about_a_thousand_prompts(prompts: int, every: in
 
 def test_formulas_count_what_a_model_does(tiny_model: Path) -> None:
     model = load_causal_lm(str(tiny_model))
-    count_work(model)
+    count_flops(model)
     vocabulary = int(model.config.vocab_size)
     ids = torch.arange(10) % vocabulary
     sequences = Sequences.of([ids[:4].tolist()], [ids[4:].tolist()], 0)
-    take_work()
+    take_flops()
     found = response_log_probs(model, sequences, 1.0)
     found.first(sequences.responses.mask).sum().backward()
     amount = Amount(prompt_tokens=4, response_tokens=6)
     shape = read_shape(str(tiny_model))
     cost = costs_of(matrices_of(shape, None), shape, amount)
     expected = cost.read + cost.learned + 4 * cost.logits
-    assert take_work().flops == pytest.approx(expected, rel=1e-6)
+    assert take_flops().flops == pytest.approx(expected, rel=1e-6)
 
 
 def finished(folder: Path, stage: str, model: Path, seconds: float, report: dict[str, Any]) -> Path:

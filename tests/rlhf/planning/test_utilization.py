@@ -11,8 +11,8 @@ import torch
 from rlhf.parallel.distributed import start
 from rlhf.parallel.waits import take_waits, waiting
 from rlhf.planning import utilization
+from rlhf.planning.flops import FlopCount
 from rlhf.planning.utilization import Laps, advise, describe_use, matmul_rate, measure_rate
-from rlhf.planning.work import Work
 from tests.servers.commands import run_group
 
 CLOCKS = ("seconds/sample", "seconds/update")
@@ -90,10 +90,10 @@ def test_laps_of_two_processes_worked_out_by_hand(
 ) -> None:
     """Both take 2 s and 3 s and do the same; of a model split over both, each does a half."""
     times = iter([10.0, 12.0, 15.0])
-    works = iter([Work(), Work(4e12, 600, 3), Work(9e12, 400, 1)])
+    works = iter([FlopCount(), FlopCount(4e12, 600, 3), FlopCount(9e12, 400, 1)])
     waits = iter([{}, {"data": 0.4, "ranks": 0.0}, {"data": 0.1, "ranks": 1.5}])
     monkeypatch.setattr(utilization, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    monkeypatch.setattr(utilization, "take_work", lambda: next(works))
+    monkeypatch.setattr(utilization, "take_flops", lambda: next(works))
     monkeypatch.setattr(utilization, "take_waits", lambda: next(waits))
     monkeypatch.setattr(utilization, "global_sum", lambda _, numbers: 2 * numbers)
     laps = Laps(SimpleNamespace(num_processes=2), 4e12, tensor_parallel)

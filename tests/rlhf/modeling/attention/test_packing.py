@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 from policies.sampling.generate import GenerateSampler, sample_responses
 from rlhf.modeling.attention.packing import (
-    pack,
     pack_if_shorter,
     pack_prefixes,
+    pack_sequences,
 )
 from rlhf.modeling.log_probs import Sequences, features, response_log_probs
 from rlhf.modeling.models import load_causal_lm, new_reward_model
@@ -46,7 +46,7 @@ def measure(model: PreTrainedModel, sequences: Sequences) -> tuple[Tensor, Tenso
 
 def test_a_common_prefix_length_is_laid_once() -> None:
     sequences = sequences_of(PROMPTS, RESPONSES)
-    row = pack(sequences.joined, sequences.responses.mask)
+    row = pack_sequences(sequences.joined, sequences.responses.mask)
     # 5 6 | 7 8 20 21 22 2 | 9 10 11 12 23 2 | 13 24 25 26
     expected = [5, 6, 7, 8, 20, 21, 22, 2, 9, 10, 11, 12, 23, 2, 13, 24, 25, 26]
     assert row.ids.tolist() == [expected]
@@ -60,7 +60,7 @@ def test_equal_prompts_are_laid_once_each() -> None:
     prompts = [[5, 6, 7, 8], [9, 10, 11, 12], [5, 6, 7, 8], [9, 10, 11, 12]]
     responses = [[20], [21, 22], [23], [24]]
     sequences = sequences_of(prompts, responses)
-    row = pack(sequences.joined, sequences.responses.mask)
+    row = pack_sequences(sequences.joined, sequences.responses.mask)
     assert row.ids.tolist() == [[5, 6, 7, 8, 20, 23, 9, 10, 11, 12, 21, 22, 24]]
     assert row.reads.tolist() == [[3, 0], [9, 10], [3, 0], [9, 0]]
     assert [(one.prompt, one.responses) for one in row.layout] == [(4, (1, 1)), (4, (2, 1))]

@@ -15,7 +15,7 @@ from rlhf.errors import InputError
 from rlhf.records.jsonl import write_json
 from rlhf.run import watchdog
 from rlhf.run.metrics import progress
-from rlhf.run.telemetry.work import Work, duration
+from rlhf.run.telemetry.progress_count import ProgressCount, duration
 from rlhf.run.watchdog import beat, read_heartbeats, running_heartbeat, watching
 from tests.pipeline.loop import run_loop
 
@@ -121,13 +121,17 @@ def test_no_process_no_heartbeat(tmp_path: Path) -> None:
 
 def test_the_time_left_passes() -> None:
     now = time.time()
-    work = Work(title="t", done=1, total=4, seconds_left=60.0, at=now - 20, is_stage=True)
+    work = ProgressCount(title="t", done=1, total=4, seconds_left=60.0, at=now - 20, is_stage=True)
     assert work.left() == pytest.approx(40, abs=1)
     assert work.share == 0.25
-    ahead = Work(title="t", done=0, total=0, seconds_left=60.0, at=now + 900, is_stage=True)
+    ahead = ProgressCount(
+        title="t", done=0, total=0, seconds_left=60.0, at=now + 900, is_stage=True
+    )
     assert ahead.left() == 60  # the clock of another machine
     assert ahead.share == 1.0
-    passed = Work(title="t", done=1, total=4, seconds_left=60.0, at=now - 61, is_stage=True)
+    passed = ProgressCount(
+        title="t", done=1, total=4, seconds_left=60.0, at=now - 61, is_stage=True
+    )
     assert passed.left() is None
 
 
@@ -143,9 +147,9 @@ def test_the_time_left_passes() -> None:
     ],
 )
 def test_broken_counts_are_refused(tmp_path: Path, changed: dict[str, Any], problem: str) -> None:
-    assert Work.of(COUNTED, "f").done == 1
+    assert ProgressCount.of(COUNTED, "f").done == 1
     with pytest.raises(InputError, match=f"f {problem}"):
-        Work.of({**COUNTED, **changed}, "f")
+        ProgressCount.of({**COUNTED, **changed}, "f")
 
 
 def test_a_heartbeat_that_lacks_a_count_is_named(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from policies.sampling.continuous import ContinuousSampler
 from rlhf.modeling.adapters import add_adapters, without_adapters
-from rlhf.modeling.attention.layout import Inputs, pack, states
+from rlhf.modeling.attention.layout import TrunkInputs, pack_prompts, states
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import new_reward_model
 from rlhf.parallel.distributed import start
-from rlhf.planning.work import Matrices, backward_flops, count_work, take_work, trunk_flops
+from rlhf.planning.flops import Matrices, backward_flops, count_flops, take_flops, trunk_flops
 
 PROFILED = 0.05
 
@@ -45,10 +45,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def counted(function: Callable[[], object]) -> tuple[float, float]:
     """Our count of a function's operations, and the profiler's."""
-    take_work()
+    take_flops()
     with FlopCounterMode(display=False) as profiler:
         function()
-    return take_work().flops, float(profiler.get_total_flops())
+    return take_flops().flops, float(profiler.get_total_flops())
 
 
 def require_close(function: Callable[[], object]) -> None:
@@ -57,18 +57,18 @@ def require_close(function: Callable[[], object]) -> None:
     assert ours == pytest.approx(profiled, rel=PROFILED)
 
 
-def packed() -> Inputs:
+def packed() -> TrunkInputs:
     """Three prompts of 30 to 60 tokens, each with four responses of about 20."""
     groups = [
         (range(5, 5 + length), [range(70 + n, 90 + 2 * n) for n in range(4)])
         for length in (30, 45, 60)
     ]
-    return pack(groups, 0)
+    return pack_prompts(groups, 0)
 
 
-def padded() -> Inputs:
+def padded() -> TrunkInputs:
     ids = torch.randint(1, 1000, (6, 70), generator=torch.Generator().manual_seed(0))
-    return Inputs(ids, torch.arange(6) * 70 + 69)
+    return TrunkInputs(ids, torch.arange(6) * 70 + 69)
 
 
 def sequences(prompts: int) -> Sequences:
@@ -81,14 +81,14 @@ def sequences(prompts: int) -> Sequences:
 def reward_model(folder: Path) -> PreTrainedModel:
     model = new_reward_model(str(folder), 0, 0)
     assert share_prompts(model) is None
-    count_work(model)
+    count_flops(model)
     return model.train()
 
 
 def policy(folder: Path) -> PreTrainedModel:
     model = LlamaForCausalLM.from_pretrained(folder)
     assert pack_prefixes(model) is None
-    count_work(model)
+    count_flops(model)
     return model
 
 
@@ -101,7 +101,7 @@ def test_the_formula_of_a_pass_worked_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("rows", [packed, padded])
-def test_reward_training_and_scoring(model_folder: Path, rows: Callable[[], Inputs]) -> None:
+def test_reward_training_and_scoring(model_folder: Path, rows: Callable[[], TrunkInputs]) -> None:
     model, inputs = reward_model(model_folder), rows()
 
     def score() -> None:
@@ -114,21 +114,23 @@ def test_reward_training_and_scoring(model_folder: Path, rows: Callable[[], Inpu
 
 def test_tokens_and_passes_are_counted(model_folder: Path) -> None:
     model, inputs = reward_model(model_folder), padded()
-    take_work()
+    take_flops()
     with torch.no_grad():
         states(model, inputs)
         states(model, inputs)
-    found = take_work()
+    found = take_flops()
     assert (found.tokens, found.passes) == (2 * 6 * 70, 2)
-    assert take_work().passes == 0
+    assert take_flops().passes == 0
 
 
 @pytest.mark.parametrize("rows", [packed, padded])
-def test_adapters_train_on_frozen_weights(model_folder: Path, rows: Callable[[], Inputs]) -> None:
+def test_adapters_train_on_frozen_weights(
+    model_folder: Path, rows: Callable[[], TrunkInputs]
+) -> None:
     model, inputs = new_reward_model(str(model_folder), 0, 0), rows()
     share_prompts(model)
     add_adapters(model, 16, 32, 0)
-    count_work(model)
+    count_flops(model)
     model.train()
     require_close(lambda: states(model, inputs).sum().backward())
     model.requires_grad_(False)
@@ -145,7 +147,7 @@ def test_recomputed_activations_are_counted(model_folder: Path) -> None:
     model.activation_checkpointing_enable({"use_reentrant": False})
     require_close(lambda: states(model, inputs).sum().backward())
     add_adapters(model, 16, 32, 0)
-    count_work(model)
+    count_flops(model)
     require_close(lambda: states(model, inputs).sum().backward())
 
 
@@ -181,10 +183,10 @@ def test_continuous_batching_counts_each_sequence_with_its_own_keys(model_folder
     """
     model = policy(model_folder).eval()
     config = GenerationConfig(max_new_tokens=3, do_sample=True, eos_token_id=-1, pad_token_id=0)
-    take_work()
+    take_flops()
     sampler, prompts = ContinuousSampler(start("fp32", 0)), [[5, 6, 7, 8], [9, 10, 11]]
     sampler(model, prompts, config, 2, lambda count: None)
-    found = take_work()
+    found = take_flops()
     assert (found.tokens, found.passes) == (11, 3)
     trunk = 2 * 11 * 3 * (2 * 128**2 + 2 * 128 * 64 + 3 * 128 * 384)
     attention = 4 * (3 * 4 * 32) * (25 + 9 + 11)
@@ -193,7 +195,7 @@ def test_continuous_batching_counts_each_sequence_with_its_own_keys(model_folder
 
 def test_a_copy_of_a_counted_model_is_counted_too(model_folder: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(model_folder)
-    count_work(model)
+    count_flops(model)
     ids = torch.tensor([[5, 6, 7]])
     expected = counted(lambda: model(ids))
     assert expected[0] > 0

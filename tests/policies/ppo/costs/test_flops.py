@@ -21,7 +21,7 @@ from policies.ppo.update import Learner, StepData, reference_batch
 from policies.reference.store import open_store
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.work import take_work
+from rlhf.planning.flops import take_flops
 from rlhf.run.rundir import RunDir
 from tests.policies.training import TrainingInputs, build_wide
 from tests.settings import ppo_settings
@@ -62,10 +62,10 @@ def test_each_phase_counts_what_the_profiler_counts(
     found: dict[str, tuple[float, float]] = {}
 
     def counted(name: str, function: Callable[[], Any]) -> Any:
-        take_work()
+        take_flops()
         with FlopCounterMode(display=False) as profiler:
             result = function()
-        found[name] = take_work().flops, float(profiler.get_total_flops())
+        found[name] = take_flops().flops, float(profiler.get_total_flops())
         return result
 
     with training.model_copy.weights_of(training.model) as model:

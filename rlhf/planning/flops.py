@@ -21,7 +21,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from rlhf.modeling.attention.layout import Layout
+from rlhf.modeling.attention.layout import Segments
 
 READS_HIDDEN = {  # the projections at the beginning of a layer, by the families' names
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
@@ -31,7 +31,7 @@ FIRST_LAYER = "0"
 
 
 @dataclass
-class Work:
+class FlopCount:
     """What models have done: operations, the tokens they read, and forward passes."""
 
     flops: float = 0.0
@@ -59,13 +59,13 @@ class Matrices:
     query_width: int
 
 
-_done = Work()
+_done = FlopCount()
 _counted: WeakSet[nn.Module] = WeakSet()
 _adapted: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 _matrices: WeakKeyDictionary[nn.Module, dict[Any, Matrices]] = WeakKeyDictionary()
 
 
-def count_work(model: Any, *, keeps_logits: bool = False) -> None:
+def count_flops(model: Any, *, keeps_logits: bool = False) -> None:
     """Count what a language model or classifier of transformers does from now on.
 
     Models that share a trunk are counted once. Call it after adapters were added.
@@ -91,9 +91,9 @@ def _find_adapter(trunk: nn.Module) -> None:
     _adapted[trunk] = next((part for part in trunk.modules() if isinstance(part, LoraLayer)), None)
 
 
-def take_work() -> Work:
+def take_flops() -> FlopCount:
     """What was done since the last call."""
-    found = Work(_done.flops, _done.tokens, _done.passes)
+    found = FlopCount(_done.flops, _done.tokens, _done.passes)
     _done.flops, _done.tokens, _done.passes = 0.0, 0, 0
     return found
 
@@ -136,7 +136,7 @@ def attended_pairs(rows: int, length: int, named: dict[str, Any]) -> int:
     ends = named.get("cu_seq_lens_q")
     if ends is not None:
         return _batched_pairs(ends, named["cu_seq_lens_k"], rows * length)
-    layout: Layout | None = named.get("layout")
+    layout: Segments | None = named.get("layout")
     if layout is not None:
         return sum(
             one.prompt**2 + sum(own * (one.prompt + own) for own in one.responses) for one in layout
@@ -173,7 +173,7 @@ def count_fused_head(model: Any) -> None:
     """Count the products of trl's fused head, which never calls the output layer.
 
     Args:
-        model: what the trainer calls, around a model that `count_work` counts: with adapters, the
+        model: what the trainer calls, around a model that `count_flops` counts: with adapters, the
             one of peft.
     """
     model.register_forward_hook(_count_fused_head, with_kwargs=True)

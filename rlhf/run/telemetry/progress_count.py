@@ -14,7 +14,7 @@ KINDS: Kinds = {"title": str, "done": int, "total": int, "is_stage": bool}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class ProgressCount:
     """Something that a command counts while it does it.
 
     Args:
@@ -34,7 +34,7 @@ class Work:
     is_stage: bool
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], place: str) -> "Work":
+    def of(cls, content: Mapping[str, Any], place: str) -> "ProgressCount":
         """What a heartbeat has of it.
 
         Raises:
