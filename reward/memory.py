@@ -1,6 +1,5 @@
 """Checks that a training fits into memory, before anything is loaded; suggests what to change."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,14 +15,14 @@ from rlhf.planning.plan import GIB, Pass, Plan, ShardLayout, shard_plan
 from rlhf.planning.planner import Shape, read_shape, tensor_parallel_shape
 from rlhf.planning.training_plan import reward_plan
 from rlhf.ranks import world_size
-from rlhf.run.preflight import room_bytes
+from rlhf.run.preflight import disk_bytes_of
 
 MAX_REMEDIES = 3
 CHECKPOINTING = "batch.gradient_checkpointing"
 PARTS = (2, 4, 8, 16, 32, 64)
 
 
-def room_for(settings: RewardSettings) -> int:
+def checkpoint_disk_bytes(settings: RewardSettings) -> int:
     """Bytes on disk of the kept checkpoints, of one more during writing, and of the model.
 
     Evaluations during training keep the best state in addition.
@@ -33,7 +32,7 @@ def room_for(settings: RewardSettings) -> int:
     if settings.adapter != "none":
         trained = settings.lora.rank * shape.lora_rows + shape.hidden
     kept = settings.checkpoint.keep + bool(settings.evaluation.every)
-    return room_bytes(trained, shape.reward_parameters, kept)
+    return disk_bytes_of(trained, shape.reward_parameters, kept)
 
 
 def plan_memory(settings: RewardSettings, shape: Shape, strategy: Strategy = "auto") -> Plan:
@@ -70,14 +69,6 @@ def _is_rounded(settings: RewardSettings) -> bool:
 
 def _processes(settings: RewardSettings) -> int:
     return max(settings.processes, world_size())
-
-
-def device_bytes(processes: int) -> float:
-    """Memory of this process's device: the GPU's, or a part of main memory."""
-    if torch.cuda.is_available():
-        return float(torch.cuda.mem_get_info()[1])
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / local
 
 
 def _layout(sharding: Sharding, parts: int) -> ShardLayout:

@@ -27,7 +27,7 @@ from rlhf.planning.plan import (
 from rlhf.planning.planner import read_shape, tensor_parallel_shape
 from rlhf.planning.ppo_plan import Critic, Roles, ppo_plan, trained_parameters
 from rlhf.ranks import world_size
-from rlhf.run.preflight import room_bytes
+from rlhf.run.preflight import disk_bytes_of
 from rlhf.run.rundir import RunDir
 
 ASSUMED_TOKENS = 256
@@ -78,7 +78,7 @@ def require_memory(settings: PPOSettings, sharding: Sharding, has: float) -> Non
         )
 
 
-def room_for(settings: PPOSettings) -> int:
+def checkpoint_disk_bytes(settings: PPOSettings) -> int:
     """Bytes of the checkpoints that are kept, of one more while it is written, and of the policy.
 
     Raises:
@@ -87,7 +87,7 @@ def room_for(settings: PPOSettings) -> int:
     critic, roles = _roles(settings)
     policy = read_shape(settings.model)
     trained = sum(trained_parameters(policy, read_shape(critic), roles).values())
-    return room_bytes(trained, policy.parameters, settings.checkpoint.keep)
+    return disk_bytes_of(trained, policy.parameters, settings.checkpoint.keep)
 
 
 def _roles(settings: PPOSettings) -> tuple[str, Roles]:
@@ -104,7 +104,7 @@ def _roles(settings: PPOSettings) -> tuple[str, Roles]:
         four_bits=settings.lora.four_bit_base,
         resident=settings.kl.source == "resident",
         audited_rows=settings.batch.micro_batch_size if _audits_on_the_way(settings.kl) else 0,
-        vllm=settings.sampling.engine_tensor_parallel * (settings.sampling.engine == "vllm"),
+        vllm=settings.sampling.vllm_processes,
         engine_sleeps=torch.cuda.is_available(),
         reward_ranks=tuple(adapter_rank(name) or settings.lora.rank or 0 for name in models),
     )

@@ -212,6 +212,11 @@ class SamplingSettings:
         require_range("sampling.correction_cap", self.correction_cap, 1.0, above_low=True)
         require_engine("--sampling.engine", self.engine, self.engine_tensor_parallel)
 
+    @property
+    def vllm_processes(self) -> int:
+        """Processes that share a vLLM; 0 where another engine samples."""
+        return self.engine_tensor_parallel if self.engine == "vllm" else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class KLSettings:

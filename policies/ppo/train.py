@@ -21,7 +21,7 @@ from policies.ppo.batches import (
 )
 from policies.ppo.checks import check_guards, check_reference, check_step, measure_references
 from policies.ppo.kl import adjust, audit, describe_reverse_kl, require_top_k
-from policies.ppo.memory import require_memory, room_for
+from policies.ppo.memory import checkpoint_disk_bytes, require_memory
 from policies.ppo.models.actor_critic import PolicyAndCritic, call_with_root_gathered
 from policies.ppo.models.critic import fit_critic
 from policies.ppo.models.shared_base import require_shared_base
@@ -56,10 +56,9 @@ from policies.reference.audit import measure_forward_kl
 from policies.reference.loading import open_store_on_main
 from policies.reference.store import require_reference_of, require_training_prompts
 from policies.rewards import describe_rewards
-from reward.memory import device_bytes
 from rlhf.modeling.heads import reward_head
 from rlhf.modeling.models import describe_for_all, require_trainable
-from rlhf.parallel.distributed import RANK_SEED_STRIDE, seed_all, start
+from rlhf.parallel.distributed import RANK_SEED_STRIDE, device_bytes, seed_all, start
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.parallel.waits import waiting
@@ -107,7 +106,9 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     if sharding.is_tensor_parallel:
         seed_all(settings.seed)  # all processes sample the same
     require_even_split(settings, accelerator.num_processes // settings.parallel.tensor_parallel)
-    with training_stage(accelerator, "ppo", settings, inputs, room_for(settings)) as run:
+    with training_stage(
+        accelerator, "ppo", settings, inputs, checkpoint_disk_bytes(settings)
+    ) as run:
         if run.is_done:
             return run.read_report()
         training = set_up(settings, store, accelerator, sharding, run)

@@ -42,6 +42,11 @@ class SamplingSettings:
         require_sampling(self.temperature, 1.0, 0, self.max_new_tokens, "sampling.")
         require_engine("--sampling.engine", self.engine, self.engine_tensor_parallel)
 
+    @property
+    def vllm_processes(self) -> int:
+        """Processes that share a vLLM; 0 where another engine samples."""
+        return self.engine_tensor_parallel if self.engine == "vllm" else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSettings(GroupSettings):

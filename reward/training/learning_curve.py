@@ -7,14 +7,14 @@ next one has, too; then R is trained on all prompts, and its report has the curv
 from typing import Any
 
 from reward.data.loading import Data, describe_inputs, read_data
-from reward.memory import device_bytes, require_memory
+from reward.memory import require_memory
 from reward.settings import RewardSettings
 from reward.training.origin import reference_fingerprint, resolve_model
 from reward.training.train import PARTS, part_folder, train_reward
 from rlhf.config.paths import with_changes
 from rlhf.errors import InputError
 from rlhf.modeling.readers import tokenizer_of
-from rlhf.parallel.distributed import start
+from rlhf.parallel.distributed import device_bytes, start
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.ranked import read_manifest
 from rlhf.run.intervals import MIN_PROMPTS

@@ -20,7 +20,7 @@ from reward.data.batches import epoch_order
 from reward.data.loading import Data, describe_inputs, held_out_as_before, read_data
 from reward.data.thresholds import Thresholds
 from reward.losses import Objective
-from reward.memory import device_bytes, require_memory, room_for
+from reward.memory import checkpoint_disk_bytes, require_memory
 from reward.model.module import RewardModule
 from reward.report.health import collect_verdicts, count_by_prompt
 from reward.report.learning_curve import Point, measure_curve
@@ -44,7 +44,7 @@ from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.models import is_reward_model, new_reward_model
 from rlhf.modeling.pairs import has_token_types
 from rlhf.modeling.readers import tokenizer_of
-from rlhf.parallel.distributed import start
+from rlhf.parallel.distributed import device_bytes, start
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.planning.flops import count_flops
@@ -123,8 +123,8 @@ def train_reward(
     inputs = describe_inputs(settings)
     tokenizer = tokenizer_of(inputs["model"])
     data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
-    room = room_for(settings)
-    with training_stage(accelerator, "reward", settings, inputs, room, is_member=is_member) as run:
+    disk = checkpoint_disk_bytes(settings)
+    with training_stage(accelerator, "reward", settings, inputs, disk, is_member=is_member) as run:
         if run.is_done:
             return _read_done(run)
         pad_id = int(tokenizer.pad_token_id)

@@ -38,7 +38,7 @@ def described_kl(kl: Mapping[str, Any]) -> str:
     words = f"{kl['nats']:z.2f} nats per response"
     if error is None:
         return f"{words}, of {kl['sequences']} responses"
-    unclear = ", which cannot be told from 0" * (abs(kl["nats"]) < 2 * error)
+    unclear = ", which cannot be told from 0" if abs(kl["nats"]) < 2 * error else ""
     return f"{words} ± {error:.2f} (standard error, {kl['sequences']} responses){unclear}"
 
 
@@ -51,8 +51,8 @@ def columns(rows: Mapping[str, object]) -> str:
 def doubt(accuracy: Mapping[str, Any]) -> str:
     """A sentence where an accuracy is not proven better than chance, else nothing."""
     low = accuracy["value"] if accuracy["low"] is None else accuracy["low"]
-    unproven = bool(low <= CHANCE)
-    return " That is not proven better than chance: read the report before you go on." * unproven
+    warning = " That is not proven better than chance: read the report before you go on."
+    return warning if low <= CHANCE else ""
 
 
 def accuracy_of_longer(
@@ -62,9 +62,8 @@ def accuracy_of_longer(
     if not longer:
         return
     no_better = accuracy is not None and accuracy["value"] <= longer["value"]
-    yield f"Accuracy of choosing the longer response: {in_words(longer)}." + (
-        " The model is not better." * no_better
-    )
+    verdict = " The model is not better." if no_better else ""
+    yield f"Accuracy of choosing the longer response: {in_words(longer)}.{verdict}"
 
 
 def cost_sentence(cost: Mapping[str, Any] | None) -> Iterator[str]:

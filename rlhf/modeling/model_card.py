@@ -51,7 +51,7 @@ def model_card(
     cost = f"\nCost: {hours:.3g} device-hours" if hours else ""
     if hours and price_per_hour is not None:
         cost += f" at {price_per_hour:g} each, {hours * price_per_hour:.3g} in all"
-    cost += "." * bool(cost)
+    cost = f"{cost}." if cost else ""
     versions = ", ".join(f"{k} {v}" for k, v in stage["versions"].items() if v)
     return f"""---
 {metadata.to_yaml()}

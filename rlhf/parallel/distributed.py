@@ -203,6 +203,14 @@ def start_alone(precision: str, seed: int) -> Accelerator:
     return start(precision, seed)
 
 
+def device_bytes(processes: int) -> float:
+    """Memory of this process's device: the GPU's, or a part of main memory."""
+    if torch.cuda.is_available():
+        return float(torch.cuda.mem_get_info()[1])
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / local
+
+
 def choose_precision(precision: str) -> str:
     """Accelerate's name for a precision.
 

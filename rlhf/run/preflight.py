@@ -50,11 +50,11 @@ def check_before_training(
     settings: ClusterSettings,
     out: Path,
     inputs: dict[str, Any],
-    room: int,
+    disk_bytes: int,
 ) -> None:
     """Compare the processes, check the disk space, and run the hardware canary with `--preflight`.
 
-    `room` are the bytes of the run's checkpoints and its result.
+    `disk_bytes` are the bytes of the run's checkpoints and its result.
 
     Raises:
         MismatchError: a process has other packages or inputs than the first.
@@ -62,7 +62,7 @@ def check_before_training(
     """
     require_agreement(accelerator, describe_process(inputs))
     if accelerator.is_main_process:
-        require_room(out, room)
+        require_room(out, disk_bytes)
     if settings.parallel.preflight:
         folder = out.parent / f".{out.name}.canary"
         device = accelerator.device
@@ -112,7 +112,7 @@ def require_agreement(accelerator: Accelerator, facts: dict[str, str]) -> None:
                 )
 
 
-def room_bytes(trained: int, saved: int, checkpoints: int) -> int:
+def disk_bytes_of(trained: int, saved: int, checkpoints: int) -> int:
     """Bytes on disk of the kept checkpoints, of one more during writing, and of the result.
 
     Checkpoints hold the `trained` parameters, the result all `saved` ones.

@@ -18,7 +18,7 @@ def training_stage(
     stage: str,
     settings: Any,
     inputs: StageInputs,
-    room: int,
+    disk_bytes: int,
     *,
     is_member: bool = False,
 ) -> Iterator[RunDir]:
@@ -27,7 +27,7 @@ def training_stage(
     Every process calls this. A finished run is only opened, nothing is recorded: check
     `run.is_done` first and return the report.
 
-        with training_stage(accelerator, "reward", settings, inputs, room) as run:
+        with training_stage(accelerator, "reward", settings, inputs, disk_bytes) as run:
             if run.is_done:
                 return run.read_report()
             ...  # train, write the report
@@ -37,7 +37,7 @@ def training_stage(
         stage: reward or ppo.
         settings: a `ClusterSettings` with `out` and `resume`.
         inputs: for every input its `path` and `hash`.
-        room: bytes on disk for the checkpoints and the result.
+        disk_bytes: bytes on disk for the checkpoints and the result.
         is_member: one model of an ensemble, which itself reports to `--notify` how it ended; stalls
             are still reported from here, because they end the process.
 
@@ -46,7 +46,7 @@ def training_stage(
         MismatchError: a process has other packages or inputs than the first.
         ConfigError: the tracker's package is not installed.
     """
-    check_before_training(accelerator, settings, settings.out, inputs, room)
+    check_before_training(accelerator, settings, settings.out, inputs, disk_bytes)
     run = open_stage(settings.out, stage, settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
     require_shared(run)

@@ -7,14 +7,14 @@ import torch
 from transformers import GPTJConfig, LlamaConfig
 
 from reward.memory import (
-    device_bytes,
+    checkpoint_disk_bytes,
     plan_memory,
     plan_sharded,
     require_memory,
-    room_for,
 )
 from rlhf.commands.models.train_reward import memory_plan
 from rlhf.errors import ConfigError
+from rlhf.parallel.distributed import device_bytes
 from rlhf.parallel.sharding import Sharding
 from rlhf.planning.plan import GIB, ShardLayout, shard_plan
 from rlhf.planning.planner import read_shape
@@ -151,11 +151,11 @@ def test_zero_3_is_refused_where_no_whole_copy_fits_and_fsdp_is_named(six_billio
 def test_adapters_need_little_room_on_disk(six_billion):
     shape = read_shape(str(six_billion))
     trained = 16 * shape.lora_rows + 4096
-    assert room_for(settings_for(six_billion, adapter="lora")) == (
+    assert checkpoint_disk_bytes(settings_for(six_billion, adapter="lora")) == (
         2 * 12 * trained + 4 * shape.reward_parameters
     )
     kept = settings_for(six_billion, keep_checkpoints=3)
-    assert room_for(kept) == (4 * 12 + 4) * shape.reward_parameters
+    assert checkpoint_disk_bytes(kept) == (4 * 12 + 4) * shape.reward_parameters
 
 
 def test_what_fits_is_not_refused(tiny_model):

@@ -174,6 +174,11 @@ class Settings:
                 "Give the devices of one machine, or another divisor of all.",
             )
 
+    @property
+    def vllm_processes(self) -> int:
+        """Processes that share a vLLM; 0 where another engine samples."""
+        return self.engine_tensor_parallel if self.engine == "vllm" else 0
+
     def load(self) -> "Load":
         """What each device computes."""
         from rlhf.planning.strategies import Load
@@ -184,7 +189,7 @@ class Settings:
             self.gradient_checkpointing,
             self.lora_rank,
             self.shard_group,
-            self.engine_tensor_parallel if self.engine == "vllm" else 0,
+            self.vllm_processes,
             reduce_dtype=self.reduce_dtype,
         )
 
@@ -294,7 +299,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         lines.append(f"{name:{NAME_WIDTH}}{cells}".rstrip())
     usable = settings.gpu_memory * USABLE
     needs = result["fine_tuning_gib"].items()
-    tuning = ", ".join(f"{n} {gib:,.2f}{'*' * (gib <= usable)}" for n, gib in needs)
+    tuning = ", ".join(f"{n} {gib:,.2f}{'*' if gib <= usable else ''}" for n, gib in needs)
     lines += ["", f"Fine-tuning, which shards nothing: {tuning}."]
     if any(value for row in result["sent_gib"].values() for value in row.values()):
         lines += ["", "GiB that each device sends in one step."]

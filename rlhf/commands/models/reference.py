@@ -80,7 +80,7 @@ def memory_plan(settings: Settings) -> str:
             parts=parts if is_sharded else settings.parallel.tensor_parallel,
             offload=settings.parallel.offload and is_sharded,
         ),
-        vllm=settings.sampling.engine_tensor_parallel * (settings.sampling.engine == "vllm"),
+        vllm=settings.sampling.vllm_processes,
     ).text
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from reward.memory import room_for
+from reward.memory import checkpoint_disk_bytes
 from rlhf.errors import InputError
 from rlhf.parallel.settings import ClusterSettings, TrainingParallelSettings
 from rlhf.records.jsonl import write_json
@@ -95,12 +95,16 @@ def test_a_finished_run_needs_no_room(tmp_path: Path) -> None:
 def test_the_best_checkpoint_is_one_more_that_is_kept(tiny_model: Path) -> None:
     settings = reward_settings(rankings=Path("r"), model=str(tiny_model), out=Path("out"))
     kept = changed(settings, keep_checkpoints=2)
-    assert room_for(changed(settings, eval_every=5)) == room_for(kept) > room_for(settings)
+    assert (
+        checkpoint_disk_bytes(changed(settings, eval_every=5))
+        == checkpoint_disk_bytes(kept)
+        > checkpoint_disk_bytes(settings)
+    )
 
 
 def test_room_by_hand() -> None:
     # three checkpoints of 12 bytes for each trained weight, 4 for each that is saved
-    assert preflight.room_bytes(10, 100, 2) == 3 * 120 + 400
+    assert preflight.disk_bytes_of(10, 100, 2) == 3 * 120 + 400
 
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch) -> None:

@@ -12,7 +12,12 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from policies.ppo.batches import choose_reference_rows
-from policies.ppo.memory import plan_memory, require_memory, room_for, sequences_in_pass
+from policies.ppo.memory import (
+    checkpoint_disk_bytes,
+    plan_memory,
+    require_memory,
+    sequences_in_pass,
+)
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from policies.ppo.update import (
@@ -131,8 +136,8 @@ def test_models_held_together_are_planned_by_their_parts(settings: PPOSettings) 
 def test_room_is_that_of_what_is_trained(settings: PPOSettings) -> None:
     shape = read_shape(settings.model)
     whole = 2 * 12 * (shape.parameters + shape.reward_parameters) + 4 * shape.parameters
-    assert room_for(settings) == whole
-    assert room_for(changed(settings, lora_rank=4, critic="head")) == (
+    assert checkpoint_disk_bytes(settings) == whole
+    assert checkpoint_disk_bytes(changed(settings, lora_rank=4, critic="head")) == (
         2 * 12 * (4 * shape.lora_rows + shape.hidden) + 4 * shape.parameters
     )
 
@@ -184,7 +189,7 @@ def test_adapters_of_reward_models_have_the_rank_they_were_trained_with(
     shape = read_shape(settings.model)
     shared = changed(settings, lora_rank=4, share_base=True, reward=(str(tmp_path / "reward"),))
     trained = 4 * shape.lora_rows + 3 * shape.lora_rows + shape.hidden
-    assert room_for(shared) == 2 * 12 * trained + 4 * shape.parameters
+    assert checkpoint_disk_bytes(shared) == 2 * 12 * trained + 4 * shape.parameters
 
 
 def test_zero_3_is_refused_where_policy_and_critic_do_not_fit_whole(settings: PPOSettings) -> None:
