@@ -139,7 +139,8 @@ def read_groups(
         max_length: tokens of the longest prompt with a response.
 
     Raises:
-        InputError: the export was changed, is malformed or too long, as `build_groups` has it.
+        InputError: the export was changed, is malformed or too long, as
+            `encode_records`, `refuse_repeated` and `refuse_too_long` say.
         ConfigError: a setting names an annotator or a flag that is not there.
     """
     source = _Source(settings, tokenizer, model_fingerprint, max_length)

@@ -210,22 +210,6 @@ def rank_tiers(ranking: Ranking, position: dict[str, int], weight: float) -> Tie
     )
 
 
-def build_groups(
-    records: Sequence[RankedPrompt], encoder: Encoder
-) -> tuple[list[Group], dict[str, int]]:
-    """Groups of all prompts with a judgment of weight above 0, and counts for the report.
-
-    Raises:
-        InputError: an id occurs twice, or prompts are too long and may not be truncated.
-    """
-    counts = Counter[str]()
-    refuse_repeated([record.prompt.id for record in records])
-    found = encode_records(records, encoder)
-    groups = [group for one, group in found if admit(one, group, encoder, counts) and group]
-    refuse_too_long(counts, len(records), encoder)
-    return groups, dict(counts)
-
-
 def encode_records(
     records: Iterable[RankedPrompt], encoder: Encoder
 ) -> Iterator[tuple[RankedPrompt, Group | None]]:

@@ -61,7 +61,8 @@ def read_data(
 
     Raises:
         InputError: too few judgments to train or to measure, scores that cannot be targets, or
-            judgments that `estimate_weights` or `build_groups` refuse.
+            judgments that `estimate_weights`, `encode_records`, `refuse_repeated` or
+            `refuse_too_long` refuse.
     """
     length = min(settings.data.max_length, read_context(settings.model))
     cached = read_groups(settings, tokenizer, model_fingerprint, length)

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import processors
 
 from reward.data import cache, groups, stored_groups
-from reward.data.groups import PointwiseRules, build_groups
+from reward.data.groups import PointwiseRules
 from reward.data.loading import read_data
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import set_end_tokens
@@ -18,6 +18,7 @@ from rlhf.records.fingerprints import text_hash
 from rlhf.records.ranked import read_ranked
 from rlhf.records.schema import Sampling
 from tests.reward.conftest import build_record, export, thumbed
+from tests.reward.data.grouping import build_groups
 from tests.servers.commands import start_group
 from tests.settings import reward_settings
 

@@ -8,7 +8,6 @@ from reward.data.groups import (
     Group,
     Pair,
     TieredRanking,
-    build_groups,
     rank_pairs,
 )
 from reward.data.loading import hold_out, standardize_scores
@@ -16,6 +15,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.schema import Message, Prompt, Ranking
 from tests.reward.conftest import build_record, stored
+from tests.reward.data.grouping import build_groups
 
 
 @pytest.fixture(scope="module")

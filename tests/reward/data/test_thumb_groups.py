@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from reward.data.groups import Encoder, Pair, Pointwise, PointwiseRules, build_groups
+from reward.data.groups import Encoder, Pair, Pointwise, PointwiseRules
 from reward.data.loading import hold_out, read_data
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.tokens import load_tokenizer
 from tests.reward.conftest import build_record, export, stored, thumbed
+from tests.reward.data.grouping import build_groups
 from tests.settings import reward_settings
 
 

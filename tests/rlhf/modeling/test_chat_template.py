@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from reward.data.groups import Encoder, build_groups
+from reward.data.groups import Encoder
 from rlhf.cli import main
 from rlhf.config import read_settings_file
 from rlhf.errors import InputError
@@ -25,6 +25,7 @@ from rlhf.modeling.tokens import (
 )
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
 from tests.families import FAMILIES, build_family_model, build_family_tokenizer
+from tests.reward.data.grouping import build_groups
 
 NO_THINKING = {"enable_thinking": False}
 PROMPT = Prompt.create((Message(role="user", content="How was the trip?"),), "train", "test")
