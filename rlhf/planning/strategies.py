@@ -1,10 +1,11 @@
 """Ways to spread a training over N devices, compared by what each device holds.
 
-Bytes of weights, gradients and optimizer on each of N devices while gradients are computed, for P
-trained and F frozen parameters, C of the trained ones in matrices that autocast multiplies, A
-parameters of LoRA adapters, G parameters of one layer and E outside of layers (M of them in
-matrices that FSDP gathers one by one: embeddings, and output matrices of their own), as
-`--sharding` does it with bf16 (LoRA: `--adapter lora`; bf16-weights: `--precision bf16-weights`):
+Bytes of weights, gradients and optimizer on each of N devices while gradients are computed, as
+`--sharding` does it with bf16 (LoRA: `--adapter lora`; bf16-weights: `--precision bf16-weights`).
+
+Letters: P trained parameters, C of them in matrices that autocast multiplies; F frozen ones; A of
+LoRA adapters; G of one layer; E outside of layers, M of them in matrices that FSDP gathers one by
+one (embeddings, and output matrices of their own).
 
     DDP                 16·P + 2·C + 4·F    float32 weights, gradients, Adam's two moments; bf16
                                             copies
@@ -30,7 +31,6 @@ Every stage:
 * bf16 copies exist during every forward pass, including sampling (without vLLM) and scoring.
 * ZeRO-3 loads the full weights before sharding.
 * FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N.
-* FSDP gathers a layer of the policy or of the critic, never of both.
 * `--parallel.reduce-dtype bf16` is not counted: FSDP then needs less than is planned.
 
 FSDP, where a matrix or the rest is larger than layers and activations:
@@ -40,10 +40,11 @@ FSDP, where a matrix or the rest is larger than layers and activations:
   activations of the policy alone.
 
 PPO:
-* While it samples under ZeRO-3 or FSDP, every device also holds the whole policy, 4 bytes a
+* While it samples under ZeRO-3 or FSDP, every device also holds the whole policy, 4 bytes per
   parameter, and copies of its matrices; with bf16 weights 2 bytes.
 * With FSDP and vLLM it holds its part of vLLM's bf16 weights and pages instead.
 * To measure, FSDP gathers a layer at a time, ZeRO-3 policy and critic.
+* In an update FSDP gathers a layer of the policy or of the critic, never of both.
 * Audits load the original model in float32: 4 bytes per parameter, sharded only under FSDP.
 * LoRA is one model with `--lora.share-base`, as in rlhf/planning/ppo_plan.py.
 
