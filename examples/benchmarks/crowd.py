@@ -48,7 +48,7 @@ class Annotator:
         """Rank the four as they stand; the wait counts from `at`, when it was due."""
         self.due, self.name = at, uuid.uuid4().hex
         tiers = [[place] for place in range(RESPONSES)]
-        payload = {"op": "submit", "id": self.name, "task_id": self.task, "tiers": tiers}
+        payload = {"op": "submit", "id": self.name, "ticket": self.task, "tiers": tiers}
         self._send({**payload, "duration_ms": 30_000})
 
     def hear(self) -> bool:
@@ -85,7 +85,7 @@ class Annotator:
         answer = json.loads(body) if head.startswith(b"HTTP/1.1 200") else {}
         if not answer.get("ok"):
             raise RuntimeError(f"not acknowledged: {self.received[:500]!r}")
-        self.task = answer["task"]["id"]
+        self.task = answer["task"]["ticket"]
         return True
 
 

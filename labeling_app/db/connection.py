@@ -34,7 +34,7 @@ from rlhf.diagnose import diagnose
 BUSY_TIMEOUT_SECONDS = 60.0
 # Rows of an unfinished import are stored but hidden: see imports/unfinished.py.
 UNFINISHED = "(SELECT id FROM imports WHERE finished_at IS NULL)"
-SHOWN = f"import_id NOT IN {UNFINISHED}"
+VISIBLE = f"import_id NOT IN {UNFINISHED}"
 
 
 class Connections:

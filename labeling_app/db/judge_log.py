@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 
-from labeling_app.db.connection import SHOWN
+from labeling_app.db.connection import VISIBLE
 from labeling_app.db.rankings import retire_all_but
 from labeling_app.db.store import Store, ensure_annotator
 from rlhf.records.schema import content_id
@@ -72,7 +72,7 @@ class JudgeLog:
         query = f"""
             SELECT t.answer, r.tiers FROM tasks t
             JOIN rankings r ON r.prompt_id = t.prompt_id AND r.annotator = ? AND r.live = 1
-                AND r.{SHOWN}
+                AND r.{VISIBLE}
             WHERE t.purpose = 'gold'"""
         rows = self.connections.db.execute(query, [self.name])
         return [(json.loads(answer), json.loads(tiers)) for answer, tiers in rows]

@@ -39,11 +39,11 @@ class Task:
     id: int
     ticket: str
     messages: list[dict[str, str]]
-    shown: tuple[str, ...]
+    shown_order: tuple[str, ...]
     texts: tuple[str, ...]
     draft: dict[str, Any] | None
     purpose: str
-    decides: int | None = None
+    adjudicates: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +131,8 @@ class TaskQueue:
         """
         task_id, strengths = submission.task_id, submission.strengths
         with self.connections.write() as db:
-            prompt_id, shown = given_task(db, task_id, annotator)
-            sent = _to_ranking(prompt_id, annotator, submission, shown)
+            prompt_id, shown_order = given_task(db, task_id, annotator)
+            sent = _to_ranking(prompt_id, annotator, submission, shown_order)
             ranking = unless_stored(db, sent, task_id=task_id, strengths=strengths)
             if ranking is None:
                 return
@@ -145,7 +145,7 @@ class TaskQueue:
                     ranking,
                     task_id=task_id,
                     strengths=json.dumps(strengths),
-                    shown=json.dumps(shown),
+                    shown=json.dumps(shown_order),
                     duration_ms=submission.duration_ms + (old["duration_ms"] or 0 if old else 0),
                     rubric=submission.rubric,
                     supersedes=old["id"] if old else None,
@@ -227,13 +227,13 @@ class TaskQueue:
             InputError: the task was never shown to this annotator.
         """
         with self.connections.write() as db:
-            _, shown = given_task(db, task_id, annotator)
+            _, shown_order = given_task(db, task_id, annotator)
             old = ranking_in_task(db, task_id, annotator)
             old = old or ranking_in_task(db, task_id, annotator, live=0)
             # A task that was reopened and left keeps its draft.
             stands = state_of(db, task_id, annotator) == "done"
             if old and (stands or read_draft(db, task_id, annotator) is None):
-                write_draft(db, task_id, annotator, ranking_as_draft(old, shown))
+                write_draft(db, task_id, annotator, ranking_as_draft(old, shown_order))
             expires_at = time.time() + self.lease_seconds
             set_state(db, task_id, annotator, "leased", expires_at=expires_at)
 
@@ -248,18 +248,20 @@ def _load_task(db: Database, task_id: int, annotator: str) -> Task:
                JOIN prompts p ON p.id = t.prompt_id
                LEFT JOIN tickets o ON o.task_id = a.task_id AND o.annotator = a.annotator
                WHERE a.task_id = ? AND a.annotator = ?"""
-    messages, purpose, decides, order, ticket = db.execute(query, [task_id, annotator]).fetchone()
-    shown = json.loads(order)
-    texts = dict(_texts(db, shown))
+    messages, purpose, adjudicates, order, ticket = db.execute(
+        query, [task_id, annotator]
+    ).fetchone()
+    shown_order = json.loads(order)
+    texts = dict(_texts(db, shown_order))
     return Task(
         id=task_id,
         ticket=ticket or ticket_of(db, task_id, annotator),
         messages=json.loads(messages),
-        shown=tuple(shown),
-        texts=tuple(texts[response_id] for response_id in shown),
+        shown_order=tuple(shown_order),
+        texts=tuple(texts[response_id] for response_id in shown_order),
         draft=read_draft(db, task_id, annotator),
         purpose=purpose,
-        decides=decides,
+        adjudicates=adjudicates,
     )
 
 
@@ -269,24 +271,24 @@ def _texts(db: Database, ids: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _to_ranking(
-    prompt_id: str, annotator: str, submission: Submission, shown: list[str]
+    prompt_id: str, annotator: str, submission: Submission, shown_order: list[str]
 ) -> Ranking:
     positions = [p for tier in submission.tiers for p in tier]
     flagged = [p for p, _ in submission.response_flags]
-    fits = all(0 <= p < len(shown) for p in [*positions, *flagged]) and positions
+    fits = all(0 <= p < len(shown_order) for p in [*positions, *flagged]) and positions
     again = "Reload the page and rank it again."
     if not fits or len(submission.strengths) not in (0, len(submission.tiers) - 1):
-        raise InputError(f"The ranking does not fit its {len(shown)} responses", again)
+        raise InputError(f"The ranking does not fit its {len(shown_order)} responses", again)
     # A `Ranking` would refuse this, too, but name response ids, which hash the models' names.
     if len(set(positions)) < len(positions) or not all(submission.tiers):
         raise InputError("A response is in two tiers, or a tier is empty", again)
-    named = tuple(f"{flag}@{shown[position]}" for position, flag in submission.response_flags)
+    named = tuple(f"{flag}@{shown_order[position]}" for position, flag in submission.response_flags)
     return Ranking(
         id=submission.id,
         prompt_id=prompt_id,
         annotator=annotator,
         kind="human",
-        tiers=tuple(tuple(shown[p] for p in tier) for tier in submission.tiers),
+        tiers=tuple(tuple(shown_order[p] for p in tier) for tier in submission.tiers),
         # A strength left open is 0 on the board; a `Ranking` has them all or none.
         strengths=submission.strengths if all(submission.strengths) else (),
         flags=(*submission.flags, *named),

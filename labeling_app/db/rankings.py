@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
-from labeling_app.db.connection import SHOWN, Connections, dump
+from labeling_app.db.connection import VISIBLE, Connections, dump
 from labeling_app.rankings.flags import ADJUDICATED, read_flags
 from rlhf.records.schema import AnnotatorKind, Ranking
 
@@ -37,7 +37,7 @@ def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
 
 
 def ranking_from_row(row: Row) -> Ranking:
-    """A ranking from its row joined with its annotator's kind and what its task decides.
+    """A ranking from its row joined with its annotator's kind and what its task adjudicates.
 
     The board lets people leave some strengths open; a `Ranking` has them all or none.
     """
@@ -57,25 +57,25 @@ def ranking_from_row(row: Row) -> Ranking:
     )
 
 
-def rankings_of_prompt(db: Database, prompt_id: str, *, settled: bool) -> list[Ranking]:
+def rankings_of_prompt(db: Database, prompt_id: str, *, without_adjudicated: bool) -> list[Ranking]:
     """The live rankings of a prompt that are judgments, as opposed to answers to checks.
 
     Args:
         db: the database.
         prompt_id: the prompt.
-        settled: leave out what a lead's decision, or a later one, has settled.
+        without_adjudicated: leave out rankings in whose place a lead's stands, or a later lead's.
     """
     query = f"""
         SELECT r.*, a.kind, t.decides FROM rankings r
         JOIN annotators a ON a.name = r.annotator
         LEFT JOIN tasks t ON t.id = r.task_id
-        WHERE r.prompt_id = ? AND r.live = 1 AND r.{SHOWN}
+        WHERE r.prompt_id = ? AND r.live = 1 AND r.{VISIBLE}
         AND COALESCE(t.purpose, 'rank') = 'rank'
         AND NOT (? AND EXISTS (
             SELECT 1 FROM tasks d JOIN rankings last ON last.task_id = d.id AND last.live = 1
             WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq)))
         ORDER BY r.seq"""
-    return [ranking_from_row(row) for row in db.query(query, [prompt_id, settled])]
+    return [ranking_from_row(row) for row in db.query(query, [prompt_id, without_adjudicated])]
 
 
 def put_in_task(db: Database, number: int, task_id: int) -> None:
@@ -88,7 +88,7 @@ def live_rankings_outside_tasks(db: Database, prompt_id: str, annotator: str) ->
     query = f"""SELECT r.*, a.kind, NULL AS decides FROM rankings r
                 JOIN annotators a ON a.name = r.annotator
                 WHERE r.prompt_id = ? AND r.annotator = ? AND r.live = 1 AND r.task_id IS NULL
-                AND r.{SHOWN} ORDER BY r.seq"""
+                AND r.{VISIBLE} ORDER BY r.seq"""
     return [ranking_from_row(row) for row in db.query(query, [prompt_id, annotator])]
 
 
@@ -101,7 +101,7 @@ def retire_outside_tasks(db: Database, prompt_id: str, annotator: str) -> None:
     """Retire an annotator's rankings of a prompt that belong to no task of the board."""
     db.execute(
         "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ?"
-        f" AND live = 1 AND task_id IS NULL AND {SHOWN}",
+        f" AND live = 1 AND task_id IS NULL AND {VISIBLE}",
         [prompt_id, annotator],
     )
 
@@ -112,7 +112,7 @@ def retire_all_but(
     """Make these, retired or not, an annotator's only live rankings of a prompt."""
     db.execute(
         "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ? AND live = 1"
-        f" AND {SHOWN}",
+        f" AND {VISIBLE}",
         [prompt_id, annotator],
     )
     db.conn.executemany("UPDATE rankings SET live = 1 WHERE id = ?", [[i] for i in ranking_ids])
@@ -146,7 +146,7 @@ def newest_ranking(connections: Connections) -> int:
 
 def last_visible_ranking(db: Database) -> int:
     """The highest number among the rankings that are not of an unfinished import; 0: none."""
-    query = f"SELECT seq FROM rankings WHERE {SHOWN} ORDER BY seq DESC LIMIT 1"
+    query = f"SELECT seq FROM rankings WHERE {VISIBLE} ORDER BY seq DESC LIMIT 1"
     row = db.execute(query).fetchone()
     return int(row[0]) if row else 0
 
@@ -185,7 +185,7 @@ def num_rankings_since(
             SELECT COUNT(*) FROM rankings r {how}
             CROSS JOIN annotators a ON a.name = r.annotator
             LEFT JOIN tasks t ON t.id = r.task_id
-            WHERE {which} AND r.live = 1 AND r.{SHOWN} AND COALESCE(t.purpose, 'rank') = 'rank'
+            WHERE {which} AND r.live = 1 AND r.{VISIBLE} AND COALESCE(t.purpose, 'rank') = 'rank'
             {_is_one_of("a.kind", kinds)} {_is_one_of("a.name", annotators)}"""
         return int(connections.db.execute(query, [*numbers, *kinds, *annotators]).fetchone()[0])
 
@@ -210,7 +210,7 @@ def annotation_hours(
         SELECT COALESCE(SUM(r.duration_ms), 0) FROM rankings r
         JOIN annotators a ON a.name = r.annotator
         LEFT JOIN tasks t ON t.id = r.task_id
-        WHERE a.kind = 'human' AND r.live = 1 AND r.{SHOWN}
+        WHERE a.kind = 'human' AND r.live = 1 AND r.{VISIBLE}
         AND COALESCE(t.purpose, 'rank') = 'rank'
         {_is_one_of("a.kind", kinds)} {_is_one_of("a.name", annotators)}"""
     return int(connections.db.execute(query, [*kinds, *annotators]).fetchone()[0]) / 3_600_000
@@ -229,7 +229,7 @@ def num_done(connections: Connections, annotator: str) -> int:
 
 def ranking_annotators(connections: Connections) -> set[str]:
     """The names of those who have live rankings."""
-    query = f"SELECT DISTINCT annotator FROM rankings WHERE live = 1 AND {SHOWN}"
+    query = f"SELECT DISTINCT annotator FROM rankings WHERE live = 1 AND {VISIBLE}"
     return {row[0] for row in connections.db.execute(query)}
 
 
@@ -239,7 +239,7 @@ def find_ranking(connections: Connections, ranking_id: str) -> Row | None:
         SELECT r.*, a.kind, t.reason, b.text AS rubric_text FROM rankings r
         JOIN annotators a ON a.name = r.annotator
         LEFT JOIN tasks t ON t.id = r.task_id LEFT JOIN rubrics b ON b.version = r.rubric
-        WHERE r.id = ? AND r.{SHOWN}"""
+        WHERE r.id = ? AND r.{VISIBLE}"""
     return next(iter(connections.db.query(query, [ranking_id])), None)
 
 

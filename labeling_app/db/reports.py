@@ -82,8 +82,8 @@ def rankings_of_task(connections: Connections, task_id: int | None) -> list[tupl
     return list(connections.db.execute(query, [task_id]))
 
 
-def latest_decisions(connections: Connections, task_ids: Sequence[int]) -> dict[int, str]:
-    """The tiers, as JSON, that the latest decision gave each of these tasks."""
+def latest_adjudications(connections: Connections, task_ids: Sequence[int]) -> dict[int, str]:
+    """The tiers, as JSON, that the latest adjudication gave each of these tasks."""
     query = """SELECT d.decides, r.tiers FROM json_each(?) wanted
                JOIN tasks d ON d.decides = wanted.value
                JOIN rankings r ON r.task_id = d.id AND r.live = 1 ORDER BY r.seq"""

@@ -20,7 +20,7 @@ from typing import Any, Self, get_args
 
 from sqlite_utils import Database
 
-from labeling_app.db.connection import SHOWN, UNFINISHED, Connections, dump, read_setting
+from labeling_app.db.connection import UNFINISHED, VISIBLE, Connections, dump, read_setting
 from labeling_app.db.files.label_file import no_database
 from labeling_app.db.imports.row_checks import (
     make_visible,
@@ -147,19 +147,19 @@ class Store:
 
     def prompts(self, split: Split | None = None) -> list[Prompt]:
         """All prompts, or those of one split, in the order they came."""
-        query = f"SELECT * FROM prompts WHERE ? IN (split, '') AND {SHOWN} ORDER BY seq"
+        query = f"SELECT * FROM prompts WHERE ? IN (split, '') AND {VISIBLE} ORDER BY seq"
         return [_prompt(row) for row in self.connections.db.query(query, [split or ""])]
 
     def has_prompts(self, split: Split) -> bool:
         """Whether there is a prompt of a split, checks of annotators aside."""
-        query = f"""SELECT 1 FROM prompts p WHERE split = ? AND {SHOWN} AND NOT EXISTS
+        query = f"""SELECT 1 FROM prompts p WHERE split = ? AND {VISIBLE} AND NOT EXISTS
             (SELECT 1 FROM tasks t WHERE t.prompt_id = p.id AND t.purpose IN ('gold', 'training'))
             LIMIT 1"""
         return self.connections.db.execute(query, [split]).fetchone() is not None
 
     def has_unanswered_prompts(self) -> bool:
         """Whether a prompt has no response at all."""
-        query = f"""SELECT 1 FROM prompts p WHERE {SHOWN} AND NOT EXISTS
+        query = f"""SELECT 1 FROM prompts p WHERE {VISIBLE} AND NOT EXISTS
             (SELECT 1 FROM responses r WHERE r.prompt_id = p.id) LIMIT 1"""
         return self.connections.db.execute(query).fetchone() is not None
 
@@ -174,8 +174,8 @@ class Store:
             AND r.model_fingerprint IS NOT :model)"""
         query = f"""
             SELECT p.*, (SELECT COUNT(*) FROM responses r WHERE r.prompt_id = p.id
-                         AND r.model_fingerprint = :model AND r.{SHOWN}) AS have
-            FROM prompts p WHERE have < :k AND p.{SHOWN} AND NOT EXISTS (SELECT 1 FROM tasks t
+                         AND r.model_fingerprint = :model AND r.{VISIBLE}) AS have
+            FROM prompts p WHERE have < :k AND p.{VISIBLE} AND NOT EXISTS (SELECT 1 FROM tasks t
                 WHERE t.prompt_id = p.id AND t.purpose IN ('gold', 'training'))
             {others if only_unanswered else ""}
             ORDER BY p.seq"""
@@ -240,8 +240,8 @@ class Store:
         """Every prompt that has responses, with its live rankings, as of one moment.
 
         Answers to checks and votes on pairs of an evaluation are left out: they are for testing.
-        Where a lead has settled a task, the lead's ranking, flagged `adjudicated`, stands instead
-        of those it settles, unless particular annotators are asked for.
+        Where a lead has adjudicated a task, the lead's ranking, flagged `adjudicated`, stands
+        instead of the others, unless particular annotators are asked for.
 
         Args:
             kinds: only rankings of these kinds of annotator; empty means all.
@@ -249,12 +249,13 @@ class Store:
             moment: a `snapshot` that shows the moment; default: now.
         """
         with nullcontext(moment) if moment else self.connections.snapshot() as db:
-            for row in db.query(f"SELECT * FROM prompts WHERE {SHOWN} ORDER BY seq"):
+            for row in db.query(f"SELECT * FROM prompts WHERE {VISIBLE} ORDER BY seq"):
                 responses = _responses(db, row["id"])
                 if responses:
+                    found = rankings_of_prompt(db, row["id"], without_adjudicated=not annotators)
                     rankings = tuple(
                         ranking
-                        for ranking in rankings_of_prompt(db, row["id"], settled=not annotators)
+                        for ranking in found
                         if (not kinds or ranking.kind in kinds)
                         and (not annotators or ranking.annotator in annotators)
                     )
@@ -339,7 +340,7 @@ def _prompt(row: Row) -> Prompt:
 
 
 def _responses(db: Database, prompt_id: str) -> list[Response]:
-    query = f"""SELECT * FROM responses WHERE prompt_id = ? AND {SHOWN}
+    query = f"""SELECT * FROM responses WHERE prompt_id = ? AND {VISIBLE}
                 ORDER BY model, sample_index, seq"""
     return [_response(row) for row in db.query(query, [prompt_id])]
 

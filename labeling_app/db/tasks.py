@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from sqlite_utils import Database
 
-from labeling_app.db.connection import SHOWN, Connections, dump, read_setting
+from labeling_app.db.connection import VISIBLE, Connections, dump, read_setting
 
 Purpose = Literal["rank", "compare", "gold", "repeat", "training"]
 CheckPurpose = Literal["gold", "training"]
@@ -67,7 +67,7 @@ def queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
     """
     overlap = default_overlap(db)
     for prompt_id in prompt_ids:
-        query = f"""SELECT id FROM responses WHERE prompt_id = ? AND {SHOWN}
+        query = f"""SELECT id FROM responses WHERE prompt_id = ? AND {VISIBLE}
                     ORDER BY model, sample_index, seq"""
         found = [row[0] for row in db.execute(query, [prompt_id])]
         check = f"SELECT 1 FROM tasks WHERE prompt_id = ? AND {KNOWN_ANSWER}"
@@ -112,10 +112,11 @@ def make_known_answer(
         insert_task(db, prompt_id, responses, **columns)
 
 
-def decision_task(db: Database, task_id: int, lead: str) -> int | None:
-    """The task in which a lead settles a task; made where there is none yet.
+def adjudication_task(db: Database, task_id: int, lead: str) -> int | None:
+    """The task in which a lead adjudicates another; made where there is none yet.
 
-    None where there is nothing to settle: no such task, one that settles another, or no ranking.
+    None where there is nothing to adjudicate: no such task, one that adjudicates itself, or no
+    ranking.
     """
     query = "SELECT id FROM tasks WHERE decides = ? AND only_for = ?"
     row = db.execute(query, [task_id, lead]).fetchone()

@@ -25,10 +25,10 @@ def feedback_on(connections: Connections, annotator: str, task_id: int) -> Feedb
     found = training_answer(connections, annotator, task_id)
     if found is None:
         return None
-    answer, explanation, shown, given = found
+    answer, explanation, shown_order, given = found
     return Feedback(
         agreement=pair_agreement(given, answer) or 0.0,
-        expected=[[shown.index(response) for response in tier] for tier in answer],
+        expected=[[shown_order.index(response) for response in tier] for tier in answer],
         explanation=explanation,
     )
 

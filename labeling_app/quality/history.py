@@ -35,12 +35,12 @@ def recent_work(connections: Connections, annotator: str, limit: int = LIMIT) ->
     ]
 
 
-def in_letters(shown: list[str], tiers: str) -> str:
+def in_letters(shown_order: list[str], tiers: str) -> str:
     """Stored tiers in the letters of an order shown."""
-    names = letters(shown)
+    names = letters(shown_order)
     return " > ".join(" = ".join(names[i] for i in tier) for tier in json.loads(tiers))
 
 
-def letters(shown: list[str]) -> dict[str, str]:
+def letters(shown_order: list[str]) -> dict[str, str]:
     """The letter of every response on a screen: the first is A."""
-    return {response_id: chr(65 + place) for place, response_id in enumerate(shown)}
+    return {response_id: chr(65 + place) for place, response_id in enumerate(shown_order)}

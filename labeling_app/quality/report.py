@@ -19,7 +19,7 @@ from labeling_app.db.board.overlap import num_for_everybody, num_open
 from labeling_app.db.imports.unfinished import num_deferred
 from labeling_app.db.rankings import newest_ranking
 from labeling_app.db.reports import (
-    latest_decisions,
+    latest_adjudications,
     latest_rankings,
     next_tasks,
     response_texts,
@@ -54,14 +54,14 @@ Tiers = list[list[str]]
 class Judgment:
     """One ranking by one person, with what the screen held.
 
-    An imported one has no screen: `shown` is the order of the task, and `seconds` often unknown.
+    An imported one has no screen: `shown_order` is that of the task; `seconds` are often unknown.
     """
 
     task_id: int
     prompt_id: str
     annotator: str
     tiers: Tiers
-    shown: list[str]
+    shown_order: list[str]
     is_imported: bool
     seconds: float | None
     at: float
@@ -80,7 +80,7 @@ class Judgment:
         """Submitted in the order in which it was shown, without a tie; None where nobody knows."""
         if self.is_imported:
             return None
-        return self.tiers == [[response] for response in self.shown]
+        return self.tiers == [[response] for response in self.shown_order]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +101,13 @@ class Person:
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """A task on which people differ, what each said, and what a lead decided ("" is not yet)."""
+    """A task on which people differ, what each said, and a lead's adjudication ("" if none)."""
 
     task_id: int
     prompt: str
     agreement: float
     answers: list[str]
-    decision: str
+    adjudication: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ def measure_quality(store: Store) -> Quality:
         alpha=ordinal_alpha(_units(shared)),
         matrix={pair: (fmean(values), len(values)) for pair, values in by_pair.items()},
         top_by_position=top_share_by_position(
-            [(j.tiers, j.shown) for j in judgments if not j.is_imported]
+            [(j.tiers, j.shown_order) for j in judgments if not j.is_imported]
         ),
         longer_wins=mean_interval(longer),
         effects=_effects(store, judgments),
@@ -218,7 +218,7 @@ def _judgment(row: dict[str, Any]) -> Judgment:
         prompt_id=row["prompt_id"],
         annotator=row["annotator"],
         tiers=json.loads(row["tiers"]),
-        shown=json.loads(row["shown"] or row["responses"]),
+        shown_order=json.loads(row["shown"] or row["responses"]),
         is_imported=row["shown"] is None,
         seconds=None if row["duration_ms"] is None else row["duration_ms"] / 1000,
         at=row["created_at"],
@@ -247,7 +247,7 @@ def _units(shared: list[list[Judgment]]) -> list[list[int]]:
     units = []
     for group in shared:
         places = [ranks(judgment.tiers) for judgment in group]
-        for response in group[0].shown:
+        for response in group[0].shown_order:
             units.append([place[response] for place in places if response in place])
     return units
 
@@ -286,21 +286,21 @@ def _share(answers: Iterable[bool | None]) -> float | None:
 
 
 def _disagreements(store: Store, shared: list[list[Judgment]]) -> list[Disagreement]:
-    """The tasks people agree on least, worst first and settled ones last.
+    """The tasks people agree on least, worst first and adjudicated ones last.
 
-    The letters are those of one screen, and nobody is named: a decision should not follow names.
+    The letters are those of one screen, and nobody is named: a lead should not follow names.
     """
     means = [(fmean(v), group) for group in shared if (v := _values(group, pair_agreement))]
     differ = [(mean, group) for mean, group in means if mean < 1.0]
-    decided = latest_decisions(store.connections, [group[0].task_id for _, group in differ])
-    differ.sort(key=lambda item: (item[1][0].task_id in decided, item[0]))
+    adjudicated = latest_adjudications(store.connections, [group[0].task_id for _, group in differ])
+    differ.sort(key=lambda item: (item[1][0].task_id in adjudicated, item[0]))
     return [
         Disagreement(
             task_id=group[0].task_id,
             prompt=group[0].prompt,
             agreement=mean,
-            answers=sorted(in_letters(group[0].shown, json.dumps(j.tiers)) for j in group),
-            decision=in_letters(group[0].shown, decided.get(group[0].task_id, "[]")),
+            answers=sorted(in_letters(group[0].shown_order, json.dumps(j.tiers)) for j in group),
+            adjudication=in_letters(group[0].shown_order, adjudicated.get(group[0].task_id, "[]")),
         )
         for mean, group in differ[:SHOWN_DISAGREEMENTS]
     ]

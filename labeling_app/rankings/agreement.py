@@ -112,13 +112,13 @@ def top_share_by_position(rankings: Sequence[tuple[Tiers, Sequence[str]]]) -> li
     """
     if not rankings:
         return []
-    sizes = [len(shown) for _, shown in rankings]
+    sizes = [len(shown_order) for _, shown_order in rankings]
     size = max(set(sizes), key=sizes.count)
     shares = np.zeros(size)
-    used = [(tiers, shown) for tiers, shown in rankings if len(shown) == size]
-    for tiers, shown in used:
+    used = [(tiers, shown_order) for tiers, shown_order in rankings if len(shown_order) == size]
+    for tiers, shown_order in used:
         for response in tiers[0]:
-            shares[shown.index(response)] += 1 / len(tiers[0])
+            shares[shown_order.index(response)] += 1 / len(tiers[0])
     return [float(share) for share in shares / len(used)]
 
 

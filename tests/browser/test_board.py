@@ -72,7 +72,7 @@ def test_drag_buttons_and_keys_move_flag_note_and_leave_out(serve, open_page):
     page.keyboard.press("ArrowDown")
     page.keyboard.press("x")
     assert tiers_on_screen(page) == [[d, c], [a]]
-    assert b in page.inner_text(".rb-left")
+    assert b in page.inner_text(".rb-unranked")
     page.click(f".rb-item:has-text('{a}') .rb-strength:has-text('Clearly')")
     page.click(f".rb-card:has-text('{d}') [data-act=flag]")
     page.keyboard.press("Enter")  # the first flag has the focus
@@ -93,7 +93,7 @@ def test_a_click_or_tap_on_a_number_marks_the_card_and_moves_nothing(serve, open
 
     def placed() -> list:
         pressed = page.locator(".rb-item .rb-strength[aria-pressed=true]:visible")
-        return [tiers_on_screen(page), page.inner_text(".rb-left"), pressed.all_inner_texts()]
+        return [tiers_on_screen(page), page.inner_text(".rb-unranked"), pressed.all_inner_texts()]
 
     def press_every_number() -> None:
         for place in range(4):

@@ -111,7 +111,7 @@ def test_a_persons_ranking_is_traced_to_rubric_and_reason(
         queue.add_annotator("ann")
         task = queue.next_task("ann")
         assert task is not None
-        order = tuple((place,) for place in range(len(task.shown)))
+        order = tuple((place,) for place in range(len(task.shown_order)))
         queue.submit("ann", Submission(id="by-ann", task_id=task.id, tiers=order, rubric=rubric))
         query = "SELECT reason FROM tasks ORDER BY priority DESC"
         first = next(iter(store.connections.db.query(query)))

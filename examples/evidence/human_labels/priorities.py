@@ -113,7 +113,7 @@ def give_label(queue: TaskQueue, best: set[str]) -> None:
     task = queue.next_task(WHO)
     if task is None:
         raise SystemExit("The pool has no task left: lower `rounds` or `round`.")
-    first = int(task.shown[0] not in best)
+    first = int(task.shown_order[0] not in best)
     ranking = Submission(id=f"r{task.id}", task_id=task.id, tiers=((first,), (1 - first,)))
     queue.submit(WHO, ranking)
 

@@ -20,7 +20,7 @@ class Turn:
     id: str
     annotator: str
     prompt: Prompt
-    shown: tuple[str, ...]
+    shown_order: tuple[str, ...]
     texts: dict[str, str]
     rankings: tuple[Ranking, ...]
 
@@ -71,12 +71,12 @@ def find_turn(store: Store, annotator: str, turn_id: str) -> Turn | None:
     if row is None:
         return None
     stored, prompt_id, messages, split, source = row
-    shown = tuple(json.loads(stored))
+    shown_order = tuple(json.loads(stored))
     # A question asked twice has one prompt; votes on the other answers do not belong here.
     about = [
         ranking
         for ranking in live_rankings_outside_tasks(db, prompt_id, annotator)
-        if any(i in shown for tier in ranking.tiers for i in tier)
+        if any(i in shown_order for tier in ranking.tiers for i in tier)
     ]
     chat = tuple(Message(**message) for message in json.loads(messages))
     query = "SELECT id, text FROM responses WHERE prompt_id = ?"
@@ -84,13 +84,13 @@ def find_turn(store: Store, annotator: str, turn_id: str) -> Turn | None:
         id=turn_id,
         annotator=annotator,
         prompt=Prompt(id=prompt_id, messages=chat, split=split, source=source),
-        shown=shown,
+        shown_order=shown_order,
         texts=dict(db.execute(query, [prompt_id])),
         rankings=tuple(about),
     )
 
 
-def add_verdict(store: Store, ranking: Ranking, shown: Sequence[str]) -> None:
+def add_verdict(store: Store, ranking: Ranking, shown_order: Sequence[str]) -> None:
     """Append a vote; the same annotator's earlier vote on the same subject is retired.
 
     Sending the same vote again changes nothing.
@@ -106,7 +106,7 @@ def add_verdict(store: Store, ranking: Ranking, shown: Sequence[str]) -> None:
         old = [r.id for r in own if subject(r) == subject(new)]
         retire(db, old)
         before = old[-1] if old else None
-        insert_ranking(db, new, shown=json.dumps(shown), supersedes=before)
+        insert_ranking(db, new, shown=json.dumps(shown_order), supersedes=before)
 
 
 def retire_verdict(store: Store, turn: Turn, like: Ranking) -> None:

@@ -147,8 +147,8 @@ def put_verdict(
         new = content_id("served", program, subject, old, *said)
         if old is not None:
             retire(db, [old])
-        shown = dump([one.response.id for one in judged])
-        insert_ranking(db, replace(ranking, id=new), shown=shown, supersedes=old)
+        shown_order = dump([one.response.id for one in judged])
+        insert_ranking(db, replace(ranking, id=new), shown=shown_order, supersedes=old)
         query = "INSERT OR REPLACE INTO served_verdicts VALUES (?, ?, ?)"
         db.execute(query, [program, subject, new])
     return True

@@ -136,8 +136,8 @@ def training_answer(
     row = connections.db.execute(query, [annotator, task_id]).fetchone()
     if row is None:
         return None
-    answer, explanation, shown, given = row
-    return json.loads(answer), explanation, json.loads(shown), json.loads(given)
+    answer, explanation, shown_order, given = row
+    return json.loads(answer), explanation, json.loads(shown_order), json.loads(given)
 
 
 def checked_rankings(connections: Connections) -> Iterator[tuple[str, str, Tiers, Tiers]]:

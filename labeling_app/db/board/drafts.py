@@ -38,16 +38,16 @@ def drop_draft(db: Database, task_id: int, annotator: str) -> None:
     db.execute("DELETE FROM drafts WHERE task_id = ? AND annotator = ?", [task_id, annotator])
 
 
-def ranking_as_draft(row: dict[str, Any], shown: list[str]) -> dict[str, Any]:
+def ranking_as_draft(row: dict[str, Any], shown_order: list[str]) -> dict[str, Any]:
     """A stored ranking as a draft: positions in the order shown.
 
     Args:
         row: `tiers`, `strengths`, `flags` and `note` as the database has them.
-        shown: ids of the responses in the order shown.
+        shown_order: ids of the responses in the order shown.
     """
-    of_all, of_one = split_flags(read_flags(row["flags"]), shown)
+    of_all, of_one = split_flags(read_flags(row["flags"]), shown_order)
     return {
-        "tiers": [[shown.index(i) for i in tier] for tier in json.loads(row["tiers"])],
+        "tiers": [[shown_order.index(i) for i in tier] for tier in json.loads(row["tiers"])],
         "strengths": json.loads(row["strengths"]),
         "flags": [name for name in of_all if name in OF_RANKINGS],
         "response_flags": [[place, name] for place, name in of_one],

@@ -12,7 +12,7 @@ import time
 
 from sqlite_utils import Database
 
-from labeling_app.db.board.places import first_in_queue
+from labeling_app.db.board.queue_position import first_in_queue
 from labeling_app.db.board.tickets import add_ticket
 from labeling_app.db.people.sources import sources_of
 from labeling_app.db.rankings import ranking_in_task
@@ -26,11 +26,11 @@ def lease_task(db: Database, task_id: int, annotator: str, expires_at: float) ->
         set_state(db, task_id, annotator, "leased", expires_at=expires_at)
         return
     [ids] = db.execute("SELECT responses FROM tasks WHERE id = ?", [task_id]).fetchone()
-    shown = json.loads(ids)
-    random.shuffle(shown)
+    shown_order = json.loads(ids)
+    random.shuffle(shown_order)
     db.execute(
         "INSERT INTO assignments VALUES (?, ?, 'leased', ?, ?, ?)",
-        [task_id, annotator, json.dumps(shown), expires_at, time.time()],
+        [task_id, annotator, json.dumps(shown_order), expires_at, time.time()],
     )
     add_ticket(db, task_id, annotator)
     change_open(db, task_id, -1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
-from labeling_app.db.connection import SHOWN
+from labeling_app.db.connection import VISIBLE
 from rlhf.errors import InputError
 from rlhf.records.schema import Ranking, content_id
 
@@ -53,14 +53,14 @@ def is_stored(db: Database, ranking: Ranking) -> bool:
     if row is None:
         return False
     _require_same(row, ranking, None, ())
-    return bool(row["is_shown"])
+    return bool(row["is_visible"])
 
 
 def _row(db: Database, ranking_id: str) -> dict[str, Any] | None:
     names = ("annotator", "shown", "prompt_id", "task_id", "tiers", "strengths", "flags", "note")
-    query = f"SELECT {', '.join(names)}, {SHOWN} FROM rankings WHERE id = ?"
+    query = f"SELECT {', '.join(names)}, {VISIBLE} FROM rankings WHERE id = ?"
     row = db.execute(query, [ranking_id]).fetchone()
-    return dict(zip((*names, "is_shown"), row, strict=True)) if row else None
+    return dict(zip((*names, "is_visible"), row, strict=True)) if row else None
 
 
 def _require_same(

@@ -20,9 +20,8 @@ from labeling_app.db.files.imported_judgments import IMPORTED_JUDGMENTS
 from labeling_app.db.files.own_work import INDEXED_PLACES, OWN_WORK
 from labeling_app.db.files.schema_people import INVITATIONS, TEAMS, USERS
 
-APPLICATION_ID = (
-    0x524C4846  # "RLHF": what `file` and SQLite find in the header of a database of ours
-)
+# "RLHF": what `file` and SQLite find in the header of a database of ours.
+APPLICATION_ID = 0x524C4846
 
 FIRST_SCHEMA = (
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -179,7 +178,7 @@ JUDGES = (
 DECISIONS = (
     # Wanted on top of the overlap, because those who ranked the task differ.
     "ALTER TABLE tasks ADD COLUMN extra INTEGER NOT NULL DEFAULT 0",
-    # The task that this one settles; its ranking stands instead of those.
+    # The task that this one adjudicates; its ranking stands instead of those.
     "ALTER TABLE tasks ADD COLUMN decides INTEGER REFERENCES tasks (id)",
     "CREATE INDEX tasks_deciding ON tasks (decides) WHERE decides IS NOT NULL",
 )

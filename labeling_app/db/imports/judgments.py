@@ -12,7 +12,7 @@ from sqlite_utils import Database
 
 from labeling_app.db.board.leases import finish_unseen
 from labeling_app.db.board.overlap import ask_another
-from labeling_app.db.connection import SHOWN
+from labeling_app.db.connection import VISIBLE
 from labeling_app.db.imports.replacing import settle_replaced
 from labeling_app.db.rankings import put_in_task, ranking_in_task
 from labeling_app.db.tasks import tasks_to_rank
@@ -32,7 +32,7 @@ def link_judgments(db: Database, prompt_id: str) -> None:
     query = f"""SELECT r.seq, r.annotator, r.tiers, r.flags FROM rankings r
                 JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
                 WHERE r.prompt_id = ? AND r.live = 1 AND r.task_id IS NULL AND r.shown IS NULL
-                AND r.{SHOWN} ORDER BY r.seq DESC"""
+                AND r.{VISIBLE} ORDER BY r.seq DESC"""
     for number, annotator, tiers, flags in db.execute(query, [prompt_id]).fetchall():
         same = tasks.get(frozenset(i for tier in json.loads(tiers) for i in tier), [])
         if len(same) != 1 or EDITED in read_flags(flags):

@@ -8,7 +8,7 @@ import json
 
 from sqlite_utils import Database
 
-from labeling_app.db.connection import SHOWN, UNFINISHED
+from labeling_app.db.connection import UNFINISHED, VISIBLE
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import Prompt, Ranking, Response
 
@@ -79,7 +79,7 @@ def require_usable(db: Database, response: Response, import_id: int) -> None:
             f"Response {response.id} to prompt {response.prompt_id} is empty",
             "Leave empty responses out; nobody can judge them.",
         )
-    query = f"SELECT 1 FROM prompts WHERE id = ? AND ({SHOWN} OR import_id = ?)"
+    query = f"SELECT 1 FROM prompts WHERE id = ? AND ({VISIBLE} OR import_id = ?)"
     if not db.execute(query, [response.prompt_id, import_id]).fetchone():
         raise InputError(
             f"Response {response.id} answers prompt {response.prompt_id}, which is not in the "
@@ -94,7 +94,7 @@ def require_own_responses(db: Database, ranking: Ranking, import_id: int) -> Non
     Raises:
         InputError: it does not.
     """
-    query = f"SELECT id FROM responses WHERE prompt_id = ? AND ({SHOWN} OR import_id = ?)"
+    query = f"SELECT id FROM responses WHERE prompt_id = ? AND ({VISIBLE} OR import_id = ?)"
     known = {row[0] for row in db.execute(query, [ranking.prompt_id, import_id])}
     unknown = sorted({i for tier in ranking.tiers for i in tier} - known)
     if not ranking.tiers:

@@ -1,7 +1,7 @@
 """Imports in progress: stored in small transactions, hidden until all of their rows are there.
 
 Every row of an import carries its number. Until the import is finished, queries leave its rows out
-(`SHOWN`), so nobody ranks, samples for or exports half of it; then one small transaction shows
+(`VISIBLE`), so nobody ranks, samples for or exports half of it; then one small transaction shows
 them all. Their tasks are made afterwards and linked to imported judgments, again in small
 transactions, so the queue fills gradually. A failed import is rolled back at once. A killed one
 stays hidden, and the next import or start of the board rolls it back or, where only tasks were
@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from sqlite_utils import Database
 
 from labeling_app.db.board.checks import make_check
-from labeling_app.db.connection import SHOWN, Connections
+from labeling_app.db.connection import VISIBLE, Connections
 from labeling_app.db.imports.judgments import link_judgments
 from labeling_app.db.imports.replacing import Replaced, replace_earlier
 from labeling_app.db.tasks import CheckPurpose, queue_tasks
@@ -295,7 +295,7 @@ def num_deferred(connections: Connections) -> int:
 
 
 def _deferred(connections: Connections) -> Iterator[tuple[int, str, str | None]]:
-    query = f"""SELECT seq, prompt_id, content FROM import_tasks WHERE seq > ? AND {SHOWN}
+    query = f"""SELECT seq, prompt_id, content FROM import_tasks WHERE seq > ? AND {VISIBLE}
                 ORDER BY seq LIMIT {CHUNK_ROWS}"""
     last = 0
     while rows := connections.db.execute(query, [last]).fetchall():

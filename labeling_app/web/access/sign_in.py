@@ -25,6 +25,7 @@ from labeling_app.web.access.attempts import Attempts, network_of
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.access.cookies import SESSION_SECONDS, make_cookie
 from labeling_app.web.health import unusable_database
+from labeling_app.web.request_bodies import error_reply
 from rlhf.endpoints.request_bodies import BodyError, read_body
 from rlhf.endpoints.urls import LOOPBACK
 from rlhf.errors import InputError
@@ -137,7 +138,7 @@ class SignInPage:
         try:
             form = await _read_form(request)
         except BodyError as error:
-            return JSONResponse({"error": error.problem}, status_code=error.status)
+            return error_reply(error)
         name, password = form.get("name", "").strip(), form.get("password", "")
         outcome, status_code = await self._check(request, name, self._users.sign_in, password)
         if outcome.user is None:
@@ -162,7 +163,7 @@ class SignInPage:
             old, new = form.get("old", ""), form.get("new", "")
             require_password(new)  # before the attempt is counted
         except BodyError as error:
-            return JSONResponse({"error": error.problem}, status_code=error.status)
+            return error_reply(error)
         except InputError as error:
             return password_page(user.name, f"{error.problem}. {error.remedy}", 400)
         change = self._users.change_password

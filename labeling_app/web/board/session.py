@@ -18,12 +18,12 @@ from labeling_app.db.board.tickets import task_of, ticket_of
 from labeling_app.db.queue import Task, TaskQueue
 from labeling_app.db.rankings import num_done
 from labeling_app.db.store import Store
-from labeling_app.quality.adjudication import open_decision, opinions_on
+from labeling_app.quality.adjudication import open_adjudication, opinions_on
 from labeling_app.quality.checks import feedback_on
 from labeling_app.quality.history import recent_work
 from labeling_app.quality.truncation import cut_offs
 from labeling_app.web.board.rendering import to_html
-from labeling_app.web.board.screens import Unrendered, render, render_quick
+from labeling_app.web.board.screens import Unrendered, render_quick
 from labeling_app.web.board.submissions import (
     MAX_NOTE_CHARACTERS,
     MAX_REASON,
@@ -87,7 +87,7 @@ class Board:
             "skip": self._skip,
             "undo": self._undo,
             "open": self._open,
-            "decide": self._decide,
+            "decide": self._adjudicate,
         }
 
     @property
@@ -99,12 +99,8 @@ class Board:
             self._rubric = {"version": version, "html": to_html(rubric_text(db, version))}
         return self._rubric
 
-    def answer(self, annotator: str, payload: Payload, *, may_lead: bool = False) -> Payload:
-        """Do what the browser asks. Returns the next screen."""
-        return render(self.answer_all([BoardRequest(annotator, payload, may_lead)])[0])
-
     def answer_all(self, requests: Sequence[BoardRequest]) -> list[Payload]:
-        """Answer several people in one transaction, which waits for the disk once.
+        """The next screens of several people, in one transaction, which waits for the disk once.
 
         Texts that may be slow to render are left to the caller; see `screens.py`.
 
@@ -182,15 +178,17 @@ class Board:
     def _open(self, annotator: str, payload: Payload) -> None:
         self.queue.reopen(annotator, self._task_id(annotator, payload))
 
-    def _decide(self, annotator: str, payload: Payload) -> None:
-        open_decision(self.queue, annotator, read_whole_number(payload, "task_id"))
+    def _adjudicate(self, annotator: str, payload: Payload) -> None:
+        open_adjudication(self.queue, annotator, read_whole_number(payload, "task_id"))
 
     def _history(self, annotator: str) -> list[Payload]:
         db = self.store.connections.db
-        return [
-            {**asdict(past), "task_id": ticket_of(db, past.task_id, annotator)}
-            for past in recent_work(self.store.connections, annotator)
-        ]
+        found = []
+        for past in recent_work(self.store.connections, annotator):
+            ticket = ticket_of(db, past.task_id, annotator)
+            # pages loaded before an upgrade read it under the name of the number, which stays here
+            found.append({**asdict(past), "ticket": ticket, "task_id": ticket})
+        return found
 
     def _draft(self, annotator: str, payload: Payload) -> None:
         self.queue.save_draft(annotator, self._task_id(annotator, payload), read_state(payload))
@@ -217,9 +215,10 @@ class Board:
 
     def _task_payload(self, task: Task) -> Payload:
         """A task for the browser: texts and positions, no ids and no names."""
-        endings = cut_offs(self.store.connections, task.shown)
+        endings = cut_offs(self.store.connections, task.shown_order)
         return {
-            "id": task.ticket,
+            "ticket": task.ticket,
+            "id": task.ticket,  # what pages loaded before an upgrade read
             "prompt": [
                 {"role": turn["role"], "html": Unrendered(turn["content"], turn["role"])}
                 for turn in task.messages
@@ -232,7 +231,7 @@ class Board:
         }
 
     def _opinions(self, task: Task | None) -> list[Payload]:
-        if task is None or task.decides is None:
+        if task is None or task.adjudicates is None:
             return []
         return [asdict(opinion) for opinion in opinions_on(self.store.connections, task)]
 

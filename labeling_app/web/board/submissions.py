@@ -71,14 +71,16 @@ def read_text(payload: Payload, name: str, limit: int) -> str:
 
 
 def read_ticket(payload: Payload) -> str:
-    """The ticket of a task; pages opened before tasks had tickets send a number.
+    """The ticket of a task (pages loaded before an upgrade send `task_id`).
+
+    Pages opened before tasks had tickets send a number.
 
     Raises:
         InputError: it is missing, or neither text nor a whole number.
     """
-    value = payload.get("task_id")
+    value = payload.get("ticket", payload.get("task_id"))
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise _malformed("task_id")
+        raise _malformed("ticket")
     return str(value)
 
 

@@ -19,6 +19,7 @@ from labeling_app.db.store import Store
 from labeling_app.web.lead.frame import LeadFrame, answer_json, read_form, sender_of
 from labeling_app.web.lead.templates import PAGES
 from labeling_app.web.lead.uploads import MAX_PIECE_BYTES, SUFFIXES, Upload, Uploads, run_job
+from labeling_app.web.request_bodies import json_errors
 from rlhf.endpoints.request_bodies import BodyError, read_body
 from rlhf.errors import InputError
 from rlhf.records.schema import AnnotatorKind
@@ -208,14 +209,11 @@ def add_data_page(app: FastAPI, frame: LeadFrame, store: Store, max_upload_bytes
         return JSONResponse(page.state(sender_of(request).name))
 
     @app.post(f"{PATH}/upload/{{upload_id}}/{{offset}}")
+    @json_errors
     async def piece(request: Request, upload_id: str, offset: int) -> JSONResponse:
+        body = await read_body(request, MAX_PIECE_BYTES)
         try:
-            body = await read_body(request, MAX_PIECE_BYTES)
             upload = page.uploads.append(sender_of(request).name, upload_id, offset, body)
-        except BodyError as error:
-            return JSONResponse({"error": error.problem}, status_code=error.status)
-        except InputError as error:
-            return JSONResponse({"error": f"{error.problem}. {error.remedy}"}, status_code=400)
         except OSError as error:
             problem = f"The server could not store the file: {error.strerror}."
             remedy = "Ask whoever runs the server to make room, then try again."

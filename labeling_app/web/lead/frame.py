@@ -26,8 +26,8 @@ from labeling_app.annotators.users import User
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.access.middleware import USER
 from labeling_app.web.lead.templates import PAGES, load_templates
-from rlhf.endpoints.request_bodies import BodyError, read_body, read_json
-from rlhf.errors import InputError
+from labeling_app.web.request_bodies import json_errors
+from rlhf.endpoints.request_bodies import read_body, read_json
 
 BROKEN = "lead/broken.html"
 MAX_BODY_BYTES = 300_000
@@ -123,14 +123,10 @@ def answer_json(
         operation: from the sender and the fields to what the page says: `say`, or `error`.
     """
 
+    @json_errors
     async def answer(request: Request) -> JSONResponse:
-        try:
-            payload = await read_json(request, MAX_BODY_BYTES)
-            said = await operation(sender_of(request), payload)
-        except BodyError as error:
-            return JSONResponse({"error": error.problem}, status_code=error.status)
-        except InputError as error:
-            return JSONResponse({"error": f"{error.problem}. {error.remedy}"}, status_code=400)
+        payload = await read_json(request, MAX_BODY_BYTES)
+        said = await operation(sender_of(request), payload)
         return JSONResponse(said, status_code=400 if "error" in said else 200)
 
     app.add_api_route(path, answer, methods=["POST"], response_model=None)

@@ -26,7 +26,8 @@ from labeling_app.db.people.teams import all_teams
 from labeling_app.db.store import Store
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.lead.frame import LeadFrame, answer_json, sender_of
-from rlhf.endpoints.request_bodies import BodyError, read_json
+from labeling_app.web.request_bodies import json_errors
+from rlhf.endpoints.request_bodies import read_json
 from rlhf.errors import InputError
 
 PATH = "/lead/people"
@@ -234,11 +235,7 @@ def _add_invitation_page(app: FastAPI, frame: LeadFrame, people: PeoplePage) -> 
         return html_page(frame.templates.get_template("lead/invitation.html").render())
 
     @app.post(INVITATION_PATH)
+    @json_errors
     async def accept(request: Request) -> JSONResponse:
-        try:
-            payload = await read_json(request, MAX_BODY_BYTES)
-            return JSONResponse(await people.accept(payload))
-        except BodyError as error:
-            return JSONResponse({"error": error.problem}, status_code=error.status)
-        except InputError as error:
-            return JSONResponse({"error": f"{error.problem}. {error.remedy}"}, status_code=400)
+        payload = await read_json(request, MAX_BODY_BYTES)
+        return JSONResponse(await people.accept(payload))

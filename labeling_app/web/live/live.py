@@ -175,7 +175,7 @@ class Live:
             return turn_payload(turn)
         if turn.id not in self._notes:
             found = {r.id: r for r in self.store.responses(turn.prompt.id)}
-            self._notes[turn.id] = self.note(turn.prompt, [found[i] for i in turn.shown])
+            self._notes[turn.id] = self.note(turn.prompt, [found[i] for i in turn.shown_order])
         return turn_payload(turn) | {"notes": self._notes[turn.id]}
 
     # ------------------------------------------------------------------ asking
@@ -219,7 +219,7 @@ class Live:
                 "Pick one: the conversation continues with it.",
             )
         # After a tie, or when all are bad, it continues with the first one.
-        chosen = edited or turn.texts[turn.shown[place if isinstance(place, int) else 0]]
+        chosen = edited or turn.texts[turn.shown_order[place if isinstance(place, int) else 0]]
         return (*turn.prompt.messages, Message(role="assistant", content=chosen))
 
     def _require_free(self, annotator: str) -> None:
@@ -298,8 +298,8 @@ class Live:
 
     def _pick(self, annotator: str, payload: Payload) -> Payload:
         turn = require_turn(self.store, annotator, _text(payload, "turn", 64))
-        tiers, flags = pick(turn.shown, payload["choice"])
-        add_verdict(self.store, _ranking(turn, payload, tiers, flags), turn.shown)
+        tiers, flags = pick(turn.shown_order, payload["choice"])
+        add_verdict(self.store, _ranking(turn, payload, tiers, flags), turn.shown_order)
         return self.find(annotator, turn.id)
 
     def _edit(self, annotator: str, payload: Payload) -> Payload:
@@ -340,9 +340,9 @@ def _ranking(
 
 def _shown(turn: Turn, payload: Payload) -> str:
     place = int(payload["place"])
-    if not 0 <= place < len(turn.shown):
+    if not 0 <= place < len(turn.shown_order):
         raise InputError(f"There is no answer at place {place}", "Reload the page.")
-    return turn.shown[place]
+    return turn.shown_order[place]
 
 
 def _text(payload: Payload, name: str, limit: int) -> str:

@@ -24,9 +24,10 @@ def turn_payload(turn: Turn) -> Payload:
         "id": turn.id,
         "prompt": conversation_to_html(turn.prompt.chat),
         "cards": [
-            {"text": turn.texts[i], "html": response_to_html(turn.texts[i])} for i in turn.shown
+            {"text": turn.texts[i], "html": response_to_html(turn.texts[i])}
+            for i in turn.shown_order
         ],
-        "thumbs": [_thumb_of(turn, response_id) for response_id in turn.shown],
+        "thumbs": [_thumb_of(turn, response_id) for response_id in turn.shown_order],
         "choice": choice_of(turn),
         "edit": response_to_html(edit_of(turn) or ""),
     }
@@ -43,14 +44,14 @@ def _thumb_of(turn: Turn, response_id: str) -> int:
 def choice_of(turn: Turn) -> int | str | None:
     """The place that was picked, `tie`, `all-bad`, or None before a vote."""
     for ranking in turn.rankings:
-        if {i for tier in ranking.tiers for i in tier} == set(turn.shown):
+        if {i for tier in ranking.tiers for i in tier} == set(turn.shown_order):
             if ALL_BAD in ranking.flags:
                 return ALL_BAD
-            return TIE if len(ranking.tiers) == 1 else turn.shown.index(ranking.tiers[0][0])
+            return TIE if len(ranking.tiers) == 1 else turn.shown_order.index(ranking.tiers[0][0])
     return None
 
 
 def edit_of(turn: Turn) -> str | None:
     """The latest edit of one of the answers."""
-    edits = [r for r in turn.rankings if EDITED in r.flags and r.tiers[-1][0] in turn.shown]
+    edits = [r for r in turn.rankings if EDITED in r.flags and r.tiers[-1][0] in turn.shown_order]
     return turn.texts[edits[-1].tiers[0][0]] if edits else None

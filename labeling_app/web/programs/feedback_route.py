@@ -11,8 +11,8 @@ from labeling_app.data_io.feedback import store_feedback
 from labeling_app.data_io.tokens import owner
 from labeling_app.db.store import Store
 from labeling_app.web.access.attempts import Attempts, network_of
-from rlhf.endpoints.request_bodies import BodyError, read_json
-from rlhf.errors import InputError
+from labeling_app.web.request_bodies import json_errors
+from rlhf.endpoints.request_bodies import read_json
 
 MAX_BODY_BYTES = 1_000_000
 BAD_TOKENS = 10
@@ -28,6 +28,7 @@ def add_feedback_route(app: FastAPI, store: Store) -> None:
     attempts = Attempts(WINDOW_SECONDS)
 
     @app.post("/feedback")
+    @json_errors
     async def feedback(request: Request) -> JSONResponse:
         address = network_of(request.client.host if request.client else "")
         before = attempts.add(address, time.monotonic())
@@ -44,13 +45,9 @@ def add_feedback_route(app: FastAPI, store: Store) -> None:
             )
             return _refuse(401, problem, {"www-authenticate": "Bearer"})
         attempts.take_back(address)
+        payload = await read_json(request, MAX_BODY_BYTES)
         try:
-            payload = await read_json(request, MAX_BODY_BYTES)
             is_new = await run_sync(store_feedback, store, program, payload)
-        except BodyError as error:
-            return _refuse(error.status, error.problem)
-        except InputError as error:
-            return _refuse(400, f"{error.problem}. {error.remedy}")
         except sqlite3.DatabaseError as error:
             return _refuse(503, f"The database could not write ({error}). Send it again later.")
         return JSONResponse({"stored": is_new}, status_code=201 if is_new else 200)

@@ -11,11 +11,12 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from labeling_app.web.access.content_policy import HEADER, policy_of_report
 from labeling_app.web.lead.frame import LeadFrame, sender_of
+from labeling_app.web.request_bodies import json_errors
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.page import FILTERS, content
 from labeling_app.web.runs.progress import report_path
 from rlhf.diagnose import as_input_error
-from rlhf.endpoints.request_bodies import BodyError, read_json
+from rlhf.endpoints.request_bodies import read_json
 from rlhf.errors import InputError, RlhfError
 from rlhf.records.documents import REMEDY
 
@@ -59,11 +60,9 @@ def add_runs_page(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
             ) from None
 
     @app.post(PATH)
+    @json_errors
     async def operation(request: Request) -> JSONResponse:
-        try:
-            payload = await read_json(request, MAX_BODY_BYTES)
-        except BodyError as error:
-            return JSONResponse({"error": error.problem}, status_code=error.status)
+        payload = await read_json(request, MAX_BODY_BYTES)
         return JSONResponse(await run_sync(answer, process, sender_of(request).name, payload))
 
 

@@ -7,7 +7,7 @@ import pytest
 from labeling_app.annotators.comparisons import queue_pairs, read_votes
 from labeling_app.data_io.exporting import export
 from labeling_app.db.queue import Submission, TaskQueue
-from labeling_app.quality.adjudication import open_decision
+from labeling_app.quality.adjudication import open_adjudication
 from rlhf.errors import InputError
 from rlhf.records.ranked import read_ranked
 from rlhf.records.schema import Ranking
@@ -65,7 +65,7 @@ def test_a_leads_decision_is_no_vote(store, make_prompt, make_responses) -> None
     submit(queue, "ann", lambda texts: ((0, 1),))
     queue.add_annotator("lea")
     [task_id] = store.connections.db.execute("SELECT id FROM tasks").fetchone()
-    open_decision(queue, "lea", task_id)
+    open_adjudication(queue, "lea", task_id)
     submit(queue, "lea", lambda texts: ((0,), (1,)))
     rows = store.connections.db.execute("SELECT annotator FROM rankings WHERE live = 1").fetchall()
     assert rows == [("ann",), ("lea",)]
@@ -80,7 +80,7 @@ def test_votes_and_decisions_on_them_are_not_exported(
     submit(queue, "ann", lambda texts: ((0,), (1,)))
     queue.add_annotator("lea")
     [task_id] = store.connections.db.execute("SELECT id FROM tasks").fetchone()
-    open_decision(queue, "lea", task_id)
+    open_adjudication(queue, "lea", task_id)
     submit(queue, "lea", lambda texts: ((1,), (0,)))
     with pytest.raises(InputError, match="holds responses and no rankings"):
         export(store, tmp_path / "votes", "ranked")

@@ -11,7 +11,7 @@ from labeling_app.db.board.overlap import num_open, set_another_below, set_overl
 from labeling_app.db.files.migrations import migrations
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
-from labeling_app.quality.adjudication import open_decision, opinions_on
+from labeling_app.quality.adjudication import open_adjudication, opinions_on
 from labeling_app.quality.history import recent_work
 from labeling_app.quality.report import Quality, measure_quality
 from tests.labeling_app.conftest import quality_page, work_of
@@ -115,7 +115,7 @@ def test_an_imported_judgment_can_be_settled_and_leaves_the_export_then(store, q
     add(DIFFER)
     [item] = measure_quality(store).disagreements
     queue.add_annotator("lead")
-    open_decision(queue, "lead", item.task_id)
+    open_adjudication(queue, "lead", item.task_id)
     task = queue.next_task("lead")
     assert sorted(one.answer for one in opinions_on(store.connections, task)) == ["A > B", "B > A"]
     queue.submit("lead", Submission(id="d", task_id=task.id, tiers=((0,), (1,))))

@@ -17,6 +17,7 @@ from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Ranking
+from tests.labeling_app.asking import ask
 from tests.labeling_app.data_io.imports import TABLES, add, lines, require_whole, stored
 from tests.labeling_app.data_io.lines import exported, write
 from tests.servers.commands import Command, start_process
@@ -298,12 +299,12 @@ def label_during_import(store: Store, queue: TaskQueue, path: Path) -> list[floa
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
     waited, number = [], 0
-    task = board.answer("ann", {"op": "next"})["task"]
+    task = ask(board, "ann", {"op": "next"})["task"]
     while process.poll() is None:
         time.sleep(0.01)
         began = time.monotonic()
-        state = {"task_id": task["id"], "tiers": [[0], [1]]}
-        answer = board.answer("ann", {"op": "submit", "id": f"u{number}", **state})
+        state = {"ticket": task["ticket"], "tiers": [[0], [1]]}
+        answer = ask(board, "ann", {"op": "submit", "id": f"u{number}", **state})
         waited.append(time.monotonic() - began)
         assert answer["ok"]
         task, number = answer["task"], number + 1

@@ -3,6 +3,7 @@
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
+from tests.labeling_app.asking import ask
 from tests.labeling_app.conftest import fill_up
 from tests.labeling_app.data_io.imports import lines, require_whole
 from tests.labeling_app.data_io.lines import write
@@ -19,24 +20,24 @@ def test_a_full_disk_loses_nothing(small_disk, make_prompt, make_responses):
         queue = TaskQueue(store)
         queue.add_annotator("ann")
         board = Board(store, queue)
-        task = board.answer("ann", {"op": "next"})["task"]
+        task = ask(board, "ann", {"op": "next"})["task"]
         state = {"tiers": [[1], [0]], "note": "kept"}
-        assert board.answer("ann", {"op": "draft", "task_id": task["id"], "state": state})["ok"]
+        assert ask(board, "ann", {"op": "draft", "ticket": task["ticket"], "state": state})["ok"]
 
         fill_up(small_disk)
-        submission = {"op": "submit", "task_id": task["id"], "tiers": [[1], [0]], "note": NOTE}
+        submission = {"op": "submit", "ticket": task["ticket"], "tiers": [[1], [0]], "note": NOTE}
         for number in range(1_000):  # the write-ahead log has some room left
-            answer = board.answer("ann", {**submission, "id": f"u{number}"})
+            answer = ask(board, "ann", {**submission, "id": f"u{number}"})
             if not answer["ok"]:
                 break
-            submission |= {"task_id": answer["task"]["id"]} if answer["task"] else {}
+            submission |= {"ticket": answer["task"]["ticket"]} if answer["task"] else {}
             submission["note"] = f"{number}{NOTE}"
         assert answer["retry"]
         assert "The database could not write (database or disk is full)" in answer["error"]
         assert "Your draft is kept." in answer["error"]
 
         (small_disk / "filler").unlink()
-        again = board.answer("ann", {**submission, "id": f"u{number}"})
+        again = ask(board, "ann", {**submission, "id": f"u{number}"})
         assert again["ok"]
         db = store.connections.db
         assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"

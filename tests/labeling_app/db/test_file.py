@@ -27,6 +27,7 @@ from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 from rlhf.cli import main
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError
+from tests.labeling_app.asking import ask
 
 
 def make_other_database(path: Path, journal: str) -> dict[str, bytes]:
@@ -130,12 +131,12 @@ def rank_one(store: Store) -> None:
     queue = TaskQueue(store)
     queue.add_annotator("ann")
     board = Board(store, queue)
-    task = board.answer("ann", {"op": "next"})["task"]
-    board.answer("ann", submission(task))
+    task = ask(board, "ann", {"op": "next"})["task"]
+    ask(board, "ann", submission(task))
 
 
 def submission(task: dict, id: str = "u1") -> dict:
-    return {"op": "submit", "id": id, "task_id": task["id"], "tiers": [[0], [1]]}
+    return {"op": "submit", "id": id, "ticket": task["ticket"], "tiers": [[0], [1]]}
 
 
 def read_everything(path: Path, folder: Path) -> None:
@@ -210,16 +211,16 @@ def test_nothing_is_taken_while_the_file_is_gone_and_all_of_it_afterwards(store,
     fill(2, 2)
     queue.add_annotator("ann")
     board = Board(store, queue)
-    task = board.answer("ann", {"op": "next"})["task"]
+    task = ask(board, "ann", {"op": "next"})["task"]
     lose(store.connections.path)
-    draft = {"op": "draft", "task_id": task["id"], "state": {"note": "half done"}}
+    draft = {"op": "draft", "ticket": task["ticket"], "state": {"note": "half done"}}
     for payload in (submission(task), draft, {"op": "next"}):
-        answer = board.answer("ann", payload)
+        answer = ask(board, "ann", payload)
         assert (answer["ok"], answer["retry"]) == (False, True)
         assert answer["error"] == f"The database could not write ({GONE}). Your draft is kept."
     put_back(store.connections.path)
-    assert board.answer("ann", draft)["ok"]
-    assert board.answer("ann", submission(task))["done"] == 1
+    assert ask(board, "ann", draft)["ok"]
+    assert ask(board, "ann", submission(task))["done"] == 1
     with Store(store.connections.path, read_only=True) as reader:
         assert reader.counts()["rankings"] == 1
 

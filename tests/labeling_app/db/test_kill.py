@@ -29,8 +29,8 @@ batcher = RequestBatcher(Board(store, queue).answer_all)
 async def label(name):
     screen = await batcher.answer(BoardRequest(name, {"op": "next"}))
     while screen["task"]:
-        task = screen["task"]["id"]
-        submit = {"op": "submit", "id": f"u{task}", "task_id": task, "tiers": [[0], [1]]}
+        task = screen["task"]["ticket"]
+        submit = {"op": "submit", "id": f"u{task}", "ticket": task, "tiers": [[0], [1]]}
         screen = await batcher.answer(BoardRequest(name, submit))
         print(f"u{task}", flush=True)
 

@@ -6,6 +6,7 @@ from labeling_app.db.board.checks import CheckRates, choose_check
 from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.rankings import num_done, num_rankings_since
 from labeling_app.web.board.session import Board
+from tests.labeling_app.asking import ask
 
 LOOK_UPS = ("SELECT", "UPDATE", "DELETE")
 
@@ -16,12 +17,12 @@ def statements(store, queue, fill) -> list[str]:
     fill(20, 3)
     queue.add_annotator("ann")
     board = Board(store, queue)
-    task = board.answer("ann", {"op": "next"})["task"]
+    task = ask(board, "ann", {"op": "next"})["task"]
     seen: list[str] = []
     store.connections.db.conn.set_trace_callback(seen.append)
     state = {"tiers": [[0], [1], [2]]}
-    board.answer("ann", {"op": "draft", "task_id": task["id"], "state": state})
-    board.answer("ann", {"op": "submit", "id": "u", "task_id": task["id"], **state})
+    ask(board, "ann", {"op": "draft", "ticket": task["ticket"], "state": state})
+    ask(board, "ann", {"op": "submit", "id": "u", "ticket": task["ticket"], **state})
     store.connections.db.conn.set_trace_callback(None)
     return [one for one in seen if one.lstrip().startswith(LOOK_UPS)]
 
@@ -57,9 +58,9 @@ def steps_of_submits(store, board: Board, people: list[str], times: int) -> int:
     store.connections.db.conn.set_progress_handler(step, 1)
     for _ in range(times):
         for name in people:
-            task = board.answer(name, {"op": "next"})["task"]
-            sent = {"op": "submit", "id": f"{name} {task['id']}", "task_id": task["id"]}
-            assert board.answer(name, {**sent, "tiers": [[0], [1]]})["ok"]
+            task = ask(board, name, {"op": "next"})["task"]
+            sent = {"op": "submit", "id": f"{name} {task['ticket']}", "ticket": task["ticket"]}
+            assert ask(board, name, {**sent, "tiers": [[0], [1]]})["ok"]
     store.connections.db.conn.set_progress_handler(None, 1)
     return num_steps
 

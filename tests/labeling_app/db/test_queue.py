@@ -32,7 +32,7 @@ def test_positions_become_response_ids_in_the_order_shown(people, store, fill):
     people.submit("ann", submission(task, [[2], [0, 3], [1]], strengths=(3, 0), flags=("all-bad",)))
     [record] = store.ranked_prompts()
     [ranking] = record.rankings
-    shown = task.shown
+    shown = task.shown_order
     assert ranking.tiers == ((shown[2],), (shown[0], shown[3]), (shown[1],))
     assert ranking.strengths == ()  # one of the two was left open
     assert ranking.flags == ("all-bad",)
@@ -43,9 +43,9 @@ def test_positions_become_response_ids_in_the_order_shown(people, store, fill):
 def test_orders_differ_between_annotators(people, fill):
     fill(1, 9)
     set_overlap(people.connections, 3)
-    shown = {people.next_task(name).shown for name in ("ann", "bob", "cat")}
+    shown = {people.next_task(name).shown_order for name in ("ann", "bob", "cat")}
     assert len(shown) == 3  # three equal shuffles of nine: once in 10^10 runs
-    assert people.next_task("ann").shown in shown  # and each keeps its own
+    assert people.next_task("ann").shown_order in shown  # and each keeps its own
 
 
 def test_sending_twice_stores_once(people, fill):
@@ -66,7 +66,7 @@ def test_a_changed_mind_supersedes_and_keeps_the_first(people, store, fill):
     old, new = stored(people)
     assert (old["live"], new["live"], new["supersedes"]) == (0, 1, "s1")
     [record] = store.ranked_prompts()
-    assert record.rankings[0].tiers == ((task.shown[1],), (task.shown[0],))
+    assert record.rankings[0].tiers == ((task.shown_order[1],), (task.shown_order[0],))
 
 
 def test_undo_opens_the_last_one_with_its_answer_and_loses_nothing(people, fill):
@@ -79,7 +79,7 @@ def test_undo_opens_the_last_one_with_its_answer_and_loses_nothing(people, fill)
     assert people.undo("ann")
     again = people.next_task("ann")
     assert again.id == first.id
-    assert again.shown == first.shown
+    assert again.shown_order == first.shown_order
     assert again.draft == {
         "tiers": [[1], [0, 2]],
         "strengths": [],

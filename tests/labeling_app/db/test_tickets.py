@@ -12,6 +12,7 @@ from labeling_app.db.files.migrations import migrations
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
+from tests.labeling_app.asking import ask
 from tests.labeling_app.conftest import quality_page
 
 TICKET = re.compile(r"[0-9a-f]{32}")
@@ -31,23 +32,23 @@ def mixed(store, import_lines) -> Store:
 
 
 def submission(task: dict, number: int) -> dict:
-    return {"op": "submit", "id": f"u{number}", "task_id": task["id"], "tiers": [[0], [1]]}
+    return {"op": "submit", "id": f"u{number}", "ticket": task["ticket"], "tiers": [[0], [1]]}
 
 
 def test_no_number_and_no_id_on_a_screen_distinguishes_checks_from_other_tasks(mixed):
     queue = TaskQueue(mixed, checks=CheckRates(gold_every=2, repeat_every=2))
     queue.add_annotator("ann")
     board = Board(mixed, queue)
-    screen = board.answer("ann", {"op": "next"})
+    screen = ask(board, "ann", {"op": "next"})
     moves: dict[str, set[tuple]] = {}
     seen = []
     number = 0
     while screen["task"]:
         purpose = queue.next_task("ann").purpose
-        seen.append(screen["task"]["id"])
+        seen.append(screen["task"]["ticket"])
         before = {name: value for name, value in screen.items() if isinstance(value, int)}
         shape = {name: sorted(value) for name, value in screen.items() if isinstance(value, dict)}
-        screen = board.answer("ann", submission(screen["task"], number))
+        screen = ask(board, "ann", submission(screen["task"], number))
         number += 1
         moved = {name: screen[name] - value for name, value in before.items()}
         moves.setdefault(purpose, set()).add(json.dumps([moved, shape["task"]]))
@@ -63,20 +64,20 @@ def test_a_ticket_stays_over_reloads_and_restarts_and_is_one_person_s_own(store,
     set_overlap(store.connections, 2)
     for name in ("ann", "bob"):
         queue.add_annotator(name)
-    mine = Board(store, queue).answer("ann", {"op": "next"})["task"]
-    assert Board(store, queue).answer("ann", {"op": "next"})["task"] == mine
+    mine = ask(Board(store, queue), "ann", {"op": "next"})["task"]
+    assert ask(Board(store, queue), "ann", {"op": "next"})["task"] == mine
     with Store(store.connections.path) as other:
         again = Board(other, TaskQueue(other))
-        assert again.answer("ann", {"op": "next"})["task"] == mine
-        theirs = again.answer("bob", {"op": "next"})["task"]
-    assert theirs["id"] != mine["id"]
+        assert ask(again, "ann", {"op": "next"})["task"] == mine
+        theirs = ask(again, "bob", {"op": "next"})["task"]
+    assert theirs["ticket"] != mine["ticket"]
     board = Board(store, queue)
-    for foreign in (theirs["id"], 1, "1"):
-        answer = board.answer("ann", {**submission(mine, 0), "task_id": foreign})
+    for foreign in (theirs["ticket"], 1, "1"):
+        answer = ask(board, "ann", {**submission(mine, 0), "ticket": foreign})
         assert answer["error"].startswith(f"Task {foreign!s:.20} was never given to ann.")
-    board.answer("ann", submission(mine, 0))
-    [past] = board.answer("ann", {"op": "history"})["past"]
-    assert past["task_id"] == mine["id"]
+    ask(board, "ann", submission(mine, 0))
+    [past] = ask(board, "ann", {"op": "history"})["past"]
+    assert past["ticket"] == mine["ticket"]
 
 
 def make_old(path, fill_from: Store) -> None:
@@ -103,14 +104,34 @@ def test_a_page_that_is_open_during_the_upgrade_goes_on(store, queue, fill, tmp_
     with Store(tmp_path / "old.db") as upgraded:
         board = Board(upgraded, TaskQueue(upgraded))
         draft = {"op": "draft", "task_id": 1, "state": {"note": "more"}}  # as the page knows it
-        assert board.answer("ann", draft) == {"ok": True}
-        task = board.answer("ann", {"op": "next"})["task"]
+        assert ask(board, "ann", draft) == {"ok": True}
+        task = ask(board, "ann", {"op": "next"})["task"]
         # Under the same name the browser finds the draft that it keeps itself.
-        assert (task["id"], task["draft"]) == ("1", {"note": "more"})
-        after = board.answer("ann", {**submission(task, 0), "task_id": 1})
+        assert (task["ticket"], task["draft"]) == ("1", {"note": "more"})
+        after = ask(board, "ann", as_before(submission(task, 0)) | {"task_id": 1})
         assert after["done"] == 1
-        assert TICKET.fullmatch(after["task"]["id"])
-        assert "never given" in board.answer("ann", {**draft, "task_id": 2})["error"]
+        assert TICKET.fullmatch(after["task"]["ticket"])
+        assert "never given" in ask(board, "ann", {**draft, "task_id": 2})["error"]
+
+
+def as_before(payload):
+    """A request as pages sent it that were loaded before it had a `ticket`."""
+    rest = dict(payload)
+    return {"task_id": rest.pop("ticket"), **rest}
+
+
+def test_a_page_loaded_before_an_upgrade_knows_a_ticket_under_its_old_names(store, queue, fill):
+    fill(2, 2)
+    queue.add_annotator("ann")
+    board = Board(store, queue)
+    task = ask(board, "ann", {"op": "next"})["task"]
+    assert task["id"] == task["ticket"]
+    draft = {"op": "draft", "ticket": task["id"], "state": {"note": "half done"}}
+    assert ask(board, "ann", as_before(draft)) == {"ok": True}
+    assert ask(board, "ann", as_before(submission(task, 0)))["done"] == 1
+    [past] = ask(board, "ann", {"op": "history"})["past"]
+    opened = ask(board, "ann", {"op": "open", "task_id": past["task_id"]})["task"]
+    assert (opened["ticket"], opened["draft"]["tiers"]) == (task["ticket"], [[0], [1]])
 
 
 HOSTILE = [
@@ -125,7 +146,7 @@ HOSTILE = [
     {"id": ""},
     {"op": "decide", "task_id": 1},
     {"op": "open"},
-    {"op": "open", "task_id": "no"},
+    {"op": "open", "ticket": "no"},
     {"op": "skip", "id": ""},
     {"op": "draft", "state": None},
     {"op": "history"},
@@ -138,11 +159,11 @@ def test_no_answer_holds_an_id_of_a_response_or_the_name_of_a_model(store, queue
     fill(2, 2)
     queue.add_annotator("ann")
     board = Board(store, queue)
-    task = board.answer("ann", {"op": "next"})["task"]
-    said = [board.answer("ann", {**submission(task, 0), **one}, may_lead=may_lead)
+    task = ask(board, "ann", {"op": "next"})["task"]
+    said = [ask(board, "ann", {**submission(task, 0), **one}, may_lead=may_lead)
             for one in HOSTILE]  # fmt: skip
-    said.append(board.answer("ann", submission(task, 0)))
-    said += [board.answer("ann", {**submission(task, 0), **one}, may_lead=may_lead)
+    said.append(ask(board, "ann", submission(task, 0)))
+    said += [ask(board, "ann", {**submission(task, 0), **one}, may_lead=may_lead)
              for one in HOSTILE]  # fmt: skip
     text = json.dumps(said) + quality_page(store)
     ids = [row[0] for row in store.connections.db.execute("SELECT id FROM responses")]

@@ -6,10 +6,11 @@ import pytest
 
 from labeling_app.db.board.overlap import num_open, set_overlap
 from labeling_app.db.queue import Submission
-from labeling_app.quality.adjudication import Opinion, open_decision, opinions_on
+from labeling_app.quality.adjudication import Opinion, open_adjudication, opinions_on
 from labeling_app.quality.report import measure_quality
 from labeling_app.web.board.session import Board
 from rlhf.errors import InputError
+from tests.labeling_app.asking import ask
 
 
 def rank(queue, name: str, task, texts: list[str], number: int = 0, **extra) -> None:
@@ -36,7 +37,7 @@ def disputed(store, queue, fill) -> int:
 
 
 def decide(queue, lead: str, task_id: int, order: list[str], number: int = 0) -> None:
-    open_decision(queue, lead, task_id)
+    open_adjudication(queue, lead, task_id)
     rank(queue, lead, queue.next_task(lead), order, number)
 
 
@@ -66,7 +67,7 @@ def test_opinions_name_nobody_and_use_the_letters_of_the_screen(
     store, queue, disputed, monkeypatch
 ):
     monkeypatch.setattr("labeling_app.db.board.leases.random.shuffle", list.reverse)
-    open_decision(queue, "lea", disputed)
+    open_adjudication(queue, "lea", disputed)
     task = queue.next_task("lea")
     zero, one = ("A", "B") if task.texts[0].endswith("0") else ("B", "A")
     assert sorted(opinions_on(store.connections, task), key=lambda o: o.note) == [
@@ -77,25 +78,25 @@ def test_opinions_name_nobody_and_use_the_letters_of_the_screen(
 
 def test_the_dashboard_lists_it_and_then_what_was_decided(store, queue, disputed):
     [before] = measure_quality(store).disagreements
-    assert (before.task_id, before.decision) == (disputed, "")
+    assert (before.task_id, before.adjudication) == (disputed, "")
     assert before.answers == ["A > B", "B > A"]
     decide(queue, "lea", disputed, ["1", "0"])
     after = measure_quality(store)
-    assert after.disagreements[0].decision in before.answers
+    assert after.disagreements[0].adjudication in before.answers
     assert {person.name for person in after.people} == {"ann", "bob"}
 
 
 def test_only_leads_decide_and_only_what_was_ranked(store, queue, disputed):
     board = Board(store, queue)
     payload = {"op": "decide", "task_id": disputed}
-    assert board.answer("bob", payload)["error"] == "Only leads can decide disputed tasks."
-    screen = board.answer("lea", payload, may_lead=True)
+    assert ask(board, "bob", payload)["error"] == "Only leads can decide disputed tasks."
+    screen = ask(board, "lea", payload, may_lead=True)
     assert len(screen["opinions"]) == 2
     assert "ann" not in json.dumps(screen["task"]["cards"])
-    decision = screen["task"]["id"]
+    decision = screen["task"]["ticket"]
     for task_id in (999, decision):
         with pytest.raises(InputError, match=f"nothing to decide about task {task_id}"):
-            open_decision(queue, "lea", task_id)
+            open_adjudication(queue, "lea", task_id)
 
 
 def test_a_decision_wants_no_further_people(store, queue, disputed):
@@ -108,7 +109,7 @@ def test_a_decision_wants_no_further_people(store, queue, disputed):
 
 
 def test_a_decision_that_was_left_is_nobody_else_s_work(store, queue, disputed):
-    open_decision(queue, "lea", disputed)
+    open_adjudication(queue, "lea", disputed)
     assert num_open(store.connections) == 0
     queue.skip("lea", skip_id="k", task_id=queue.next_task("lea").id, reason="", note="")
     assert (store.counts()["open"], num_open(store.connections)) == (0, 0)

@@ -11,6 +11,7 @@ from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.rounds import ensure_round
 from labeling_app.quality.checks import check_scores
 from labeling_app.web.board.session import Board
+from tests.labeling_app.asking import ask
 from tests.labeling_app.conftest import quality_page
 
 
@@ -41,18 +42,18 @@ def prompt_of(task) -> str:
 def test_training_comes_first_and_answers_back(imported, queue):
     queue.add_annotator("ann")
     board = Board(imported, queue)
-    screen = board.answer("ann", {"op": "next"})
+    screen = ask(board, "ann", {"op": "next"})
     html = [card["html"] for card in screen["task"]["cards"]]
     good = next(i for i, text in enumerate(html) if "good" in text)
     wrong = [[1 - good], [good]]
-    submit = {"op": "submit", "id": "u1", "task_id": screen["task"]["id"], "tiers": wrong}
-    after = board.answer("ann", submit)
+    submit = {"op": "submit", "id": "u1", "ticket": screen["task"]["ticket"], "tiers": wrong}
+    after = ask(board, "ann", submit)
     assert after["feedback"]["agreement"] == 0.0
     assert after["feedback"]["expected"] == [[good], [1 - good]]
     assert "<strong>so</strong>" in after["feedback"]["explanation"]
     assert "plain 0" in after["task"]["prompt"][0]["html"]  # without rates, no gold
-    plain = {"op": "submit", "id": "u2", "task_id": after["task"]["id"], "tiers": [[0], [1]]}
-    assert board.answer("ann", plain)["feedback"] is None
+    plain = {"op": "submit", "id": "u2", "ticket": after["task"]["ticket"], "tiers": [[0], [1]]}
+    assert ask(board, "ann", plain)["feedback"] is None
 
 
 def test_gold_items_are_scored_and_everybody_gets_them(imported):

@@ -4,6 +4,7 @@ from labeling_app.db.queue import Submission
 from labeling_app.db.store import Store
 from labeling_app.quality.history import recent_work
 from labeling_app.web.board.session import Board
+from tests.labeling_app.asking import ask
 
 
 def test_the_latest_comes_first_in_the_letters_on_the_screen(store, queue, fill):
@@ -27,14 +28,14 @@ def test_changing_an_old_one_through_the_board(store, queue, fill):
     fill(2, 2)
     queue.add_annotator("ann")
     board = Board(store, queue)
-    task = board.answer("ann", {"op": "next"})["task"]
-    submit = {"op": "submit", "id": "u1", "task_id": task["id"], "tiers": [[0], [1]]}
-    board.answer("ann", submit)
-    [past] = board.answer("ann", {"op": "history"})["past"]
-    opened = board.answer("ann", {"op": "open", "task_id": past["task_id"]})["task"]
-    assert (opened["id"], opened["draft"]["tiers"]) == (task["id"], [[0], [1]])
-    board.answer("ann", {**submit, "id": "u2", "tiers": [[1], [0]]})
-    assert [p["answer"] for p in board.answer("ann", {"op": "history"})["past"]] == ["B > A"]
+    task = ask(board, "ann", {"op": "next"})["task"]
+    submit = {"op": "submit", "id": "u1", "ticket": task["ticket"], "tiers": [[0], [1]]}
+    ask(board, "ann", submit)
+    [past] = ask(board, "ann", {"op": "history"})["past"]
+    opened = ask(board, "ann", {"op": "open", "ticket": past["ticket"]})["task"]
+    assert (opened["ticket"], opened["draft"]["tiers"]) == (task["ticket"], [[0], [1]])
+    ask(board, "ann", {**submit, "id": "u2", "tiers": [[1], [0]]})
+    assert [p["answer"] for p in ask(board, "ann", {"op": "history"})["past"]] == ["B > A"]
     rows = list(store.connections.db.query("SELECT id, live, supersedes FROM rankings"))
     assert [(r["id"], r["live"], r["supersedes"]) for r in rows] == [
         ("u1", 0, None),
@@ -47,8 +48,8 @@ def test_nobody_opens_the_work_of_others(store, queue, fill):
     for name in ("ann", "bob"):
         queue.add_annotator(name)
     board = Board(store, queue)
-    task = board.answer("ann", {"op": "next"})["task"]
-    answer = board.answer("bob", {"op": "open", "task_id": task["id"]})
+    task = ask(board, "ann", {"op": "next"})["task"]
+    answer = ask(board, "bob", {"op": "open", "ticket": task["ticket"]})
     assert "was never given to bob" in answer["error"]
 
 
@@ -58,13 +59,13 @@ def test_the_rubric_is_rendered_and_its_version_stored(store: Store, queue, fill
     board = Board(
         store, queue, rubric="Prefer **true** answers. <script>x</script>", flags=("odd",)
     )
-    screen = board.answer("ann", {"op": "next"})
+    screen = ask(board, "ann", {"op": "next"})
     version = screen["rubric"]["version"]
     assert "<strong>true</strong>" in screen["rubric"]["html"]
     assert "<script" not in screen["rubric"]["html"]
     assert screen["flags"] == ("odd",)
-    submit = {"op": "submit", "id": "u", "task_id": screen["task"]["id"], "rubric": version}
-    board.answer("ann", {**submit, "tiers": [[0], [1]]})
+    submit = {"op": "submit", "id": "u", "ticket": screen["task"]["ticket"], "rubric": version}
+    ask(board, "ann", {**submit, "tiers": [[0], [1]]})
     db = store.connections.db
     assert db.execute("SELECT rubric FROM rankings").fetchone() == (version,)
     assert db.execute("SELECT version FROM rubrics").fetchall() == [(version,)]

@@ -14,6 +14,7 @@ from labeling_app.db.files.label_file import FileWatch
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
 from labeling_app.web.health import Health, add_health
+from tests.labeling_app.asking import ask
 
 
 def damage(path: Path, page: int = -1) -> None:
@@ -77,7 +78,7 @@ def test_damage_is_found_and_ends_all_writing(full, queue):
     damage(full.connections.path)
     expire_last_check(health)
     assert health.problem().startswith("its file is damaged (")
-    answer = board.answer("ann", {"op": "next"})
+    answer = ask(board, "ann", {"op": "next"})
     assert (answer["ok"], answer["retry"]) == (False, True)
     assert "could not write (its file is damaged (" in answer["error"]
     with pytest.raises(sqlite3.OperationalError, match="its file is damaged"):

@@ -41,11 +41,11 @@ def vote(db: Path, annotator: str, shares: dict[str, float]) -> None:
         queue.add_annotator(annotator)
         while (task := queue.next_task(annotator)) is not None:
             name = f"{annotator}{task.id}"
-            other = next((n for n, id_ in enumerate(task.shown) if id_ in shares), None)
+            other = next((n for n, id_ in enumerate(task.shown_order) if id_ in shares), None)
             if other is None:
                 queue.skip(annotator, skip_id=name, task_id=task.id, reason="unsure", note="")
                 continue
-            share = shares[task.shown[other]]
+            share = shares[task.shown_order[other]]
             order = (other, 1 - other) if share == 0 else (1 - other, other)
             tiers = (order,) if share == 0.5 else tuple((place,) for place in order)
             queue.submit(annotator, Submission(id=name, task_id=task.id, tiers=tiers))

@@ -1,8 +1,10 @@
+// Concatenated in the order of SCRIPTS in web/app.py; all top-level names are shared.
+//
 // The board: shows a task, lets the person rank it, sends the ranking and shows the next task from the answer.
 
 const ROUTE = '/board';
 const find = selector => element.querySelector(selector);
-let task = null, isDecision = false, rubric = '', ranking = newRanking(0), items = [], shownAt = 0, busy = false, isAsked = false;
+let task = null, isAdjudication = false, rubric = '', ranking = newRanking(0), items = [], shownAt = 0, busy = false, isAsked = false;
 const durations = [];
 
 const say = message => { find('.rb-live').textContent = message; };
@@ -55,14 +57,14 @@ function pace() {
 function showTask(screen) {
   find('.rb-prompt').replaceChildren(...buildPrompt(task.prompt));
   const opinions = screen.opinions || [];
-  isDecision = opinions.length > 0;
-  find('.rb-opinions').hidden = !isDecision;
+  isAdjudication = opinions.length > 0;
+  find('.rb-opinions').hidden = !isAdjudication;
   find('.rb-opinions ol').replaceChildren(...opinions.map(buildOpinion));
   const flags = screen.flags || [];
   items = task.cards.map((content, card) => buildCard(card, content, flags));
   find('.rb-list').replaceChildren();
-  find('.rb-left-list').replaceChildren();
-  const local = readStorage(`draft:${task.id}`);
+  find('.rb-unranked-list').replaceChildren();
+  const local = readStorage(`draft:${task.ticket}`);
   const draft = local && (local.at || 0) >= ((task.draft && task.draft.at) || 0) ? local : task.draft;
   ranking = draft ? fromState(draft, items.length, flags) : newRanking(items.length);
   find('.rb-note').value = ranking.note;
@@ -81,22 +83,22 @@ function showTask(screen) {
 function paint(focusCard) {
   glide(items, () => {
     find('.rb-list').append(...ranking.order.map(item => items[item.card]));
-    find('.rb-left-list').append(...ranking.left.map(card => items[card]));
+    find('.rb-unranked-list').append(...ranking.unranked.map(card => items[card]));
   });
   let rank = 0;
   ranking.order.forEach(({ card, relation }, index) => {
     if (index === 0 || relation !== TIE) rank += 1;
     paintCard(items[card], rank, relation, index === 0, ranking.flags.get(card) || [], false);
   });
-  for (const card of ranking.left) paintCard(items[card], 0, BETTER, false, ranking.flags.get(card) || [], true);
-  find('.rb-left').hidden = !ranking.left.length;
+  for (const card of ranking.unranked) paintCard(items[card], 0, BETTER, false, ranking.flags.get(card) || [], true);
+  find('.rb-unranked').hidden = !ranking.unranked.length;
   find('[data-act=all-bad]').setAttribute('aria-pressed', String(ranking.allBad));
   showMoreButtons(items);
-  mark(focusCard);
+  selectCard(focusCard);
 }
 
-// Select a card: it gets the focus and the next key.
-function mark(card) {
+// The card gets the focus and the next key.
+function selectCard(card) {
   if (card === null || card === undefined) return;
   for (const item of items) item.querySelector('.rb-card').tabIndex = -1;
   const box = items[card].querySelector('.rb-card');
@@ -139,7 +141,7 @@ function setRelation(card, value) {
   const item = ranking.order[index];
   item.relation = item.relation === value ? BETTER : value;
   ranking.touched = true;
-  ranking.marks.clear();
+  ranking.typedPlaces.clear();
   const above = letterOf(ranking.order[index - 1].card);
   const text = { tie: 'ties with', 0: 'is worse than', 1: 'is slightly worse than', 2: 'is clearly worse than', 3: 'is much worse than' };
   changed(card, `${letterOf(card)} ${text[item.relation]} ${above}`);
@@ -150,8 +152,8 @@ function cycleStrength(card) {
   if (item) setRelation(card, { tie: 1, 0: 1, 1: 2, 2: 3, 3: 3 }[item.relation]);
 }
 
-function toggleLeft(card) {
-  if (ranking.left.includes(card)) return moveTo(card, ranking.order.length);
+function toggleRanked(card) {
+  if (ranking.unranked.includes(card)) return moveTo(card, ranking.order.length);
   leaveOut(ranking, card);
   return changed(card, `${letterOf(card)} is not ranked`);
 }
@@ -165,7 +167,7 @@ function toggleFlag(card, name) {
 function openFlags(card) {
   const flags = items[card].querySelector('.rb-flags');
   flags.hidden = !flags.hidden;
-  if (flags.hidden) mark(card);
+  if (flags.hidden) selectCard(card);
   else flags.firstChild.focus();
 }
 
@@ -177,9 +179,9 @@ function toggleMore(card) {
   more.setAttribute('aria-label', `${more.textContent} of ${letterOf(card)}`);
 }
 
-function placeMarked(card, number) {
+function placeByDigit(card, number) {
   placeByNumber(ranking, card, number);
-  const next = nextUnmarked(ranking, items.length);
+  const next = nextWithoutPlace(ranking, items.length);
   changed(next === undefined ? card : next, `${placeText(card)}${next === undefined ? '' : `; next ${letterOf(next)}`}`);
 }
 
@@ -205,12 +207,12 @@ async function whileBusy(work) {
 
 async function send(payload) {
   cancelDraft();
-  const { id } = task;
-  const answer = await deliver({ id: newId(), task_id: id, note: ranking.note, ...payload }, complain);
+  const { ticket } = task;
+  const answer = await deliver({ id: newId(), ticket, note: ranking.note, ...payload }, complain);
   if (!answer.ok) return complain(answer.error);
   complain('');
-  writeStorage(`draft:${id}`, null);
-  if (isDecision) return location.assign('/lead/quality#differ');
+  writeStorage(`draft:${ticket}`, null);
+  if (isAdjudication) return location.assign('/lead/quality#differ');
   durations.push(spentMs());
   show(answer);
   say(payload.op === 'submit' ? 'Saved' : 'Skipped');
@@ -266,7 +268,7 @@ async function showHistory() {
   find('.rb-history').showModal();
 }
 
-const openPast = taskId => whileBusy(() => reopen({ op: 'open', task_id: taskId }, 'The task is open again'));
+const openPast = ticket => whileBusy(() => reopen({ op: 'open', ticket }, 'The task is open again'));
 
 async function start() {
   const wanted = new URLSearchParams(location.search).get('decide');
@@ -298,7 +300,7 @@ const actions = {
   'keys': () => find('.rb-keys').showModal(),
   'rubric': () => { find('.rb-rubric').hidden = !find('.rb-rubric').hidden; },
   'history': showHistory,
-  'open': target => openPast(target.dataset.task),
+  'open': target => openPast(target.dataset.ticket),
   'close': target => target.closest('dialog').close(),
   'reason': target => skip(target.dataset.value),
   'all-bad': () => toggleAllBad(),
@@ -307,7 +309,7 @@ const actions = {
   'strength': target => setRelation(cardOf(target), target.dataset.value === TIE ? TIE : Number(target.dataset.value)),
   'flag': target => openFlags(cardOf(target)),
   'flag-name': target => { toggleFlag(cardOf(target), target.dataset.value); target.focus(); },
-  'leave': target => toggleLeft(cardOf(target)),
+  'leave': target => toggleRanked(cardOf(target)),
   'more': target => toggleMore(cardOf(target)),
 };
 
@@ -315,7 +317,7 @@ element.addEventListener('click', event => {
   const target = event.target.closest('[data-act]');
   if (target) return actions[target.dataset.act](target);
   const card = cardOf(event.target);
-  if (card !== null && String(getSelection()) === '' && !event.target.closest('a, summary')) mark(card);
+  if (card !== null && String(getSelection()) === '' && !event.target.closest('a, summary')) selectCard(card);
 });
 // Unfolded thinking may make a card too long to show; the event does not bubble.
 element.addEventListener('toggle', () => showMoreButtons(items), true);
@@ -328,17 +330,17 @@ element.addEventListener('pointerup', event => endDrag(event, dropOn));
 element.addEventListener('pointercancel', event => endDrag(event, dropOn));
 
 function stepFocus(card, step) {
-  const cards = [...ranking.order.map(item => item.card), ...ranking.left];
-  mark(cards[Math.max(0, Math.min(cards.length - 1, cards.indexOf(card) + step))]);
+  const cards = [...ranking.order.map(item => item.card), ...ranking.unranked];
+  selectCard(cards[Math.max(0, Math.min(cards.length - 1, cards.indexOf(card) + step))]);
 }
 
 function onCardKey(event, card) {
   const number = Number(event.key);
-  if (number >= 1 && number <= items.length) placeMarked(card, number);
+  if (number >= 1 && number <= items.length) placeByDigit(card, number);
   else if (event.key === '=') setRelation(card, TIE);
   else if (event.key === '>') cycleStrength(card);
   else if (event.key === ' ') toggleMore(card);
-  else if (event.key.toUpperCase() === 'X') toggleLeft(card);
+  else if (event.key.toUpperCase() === 'X') toggleRanked(card);
   else if (event.key.toUpperCase() === 'F') openFlags(card);
   else if (event.key === 'ArrowUp' || event.key === 'ArrowDown') {
     const step = event.key === 'ArrowUp' ? -1 : 1;
@@ -350,7 +352,7 @@ function onCardKey(event, card) {
 
 function onBoardKey(event) {
   const letter = event.key.length === 1 ? event.key.toUpperCase().charCodeAt(0) - 65 : -1;
-  if (letter >= 0 && letter < items.length && !event.shiftKey) mark(letter);
+  if (letter >= 0 && letter < items.length && !event.shiftKey) selectCard(letter);
   else if (event.key.toUpperCase() === 'S') actions.skip();
   else if (event.key.toUpperCase() === 'U') undo();
   else if (event.key.toUpperCase() === 'H') showHistory();
@@ -373,8 +375,8 @@ function onKey(event) {
     event.preventDefault();
     return event.repeat ? undefined : submit(); // holding the key down does not confirm
   }
-  if (isAsked && event.key === 'Escape') { askToConfirm(false); return mark(ranking.order[0].card); }
-  if (event.target.matches('textarea, input')) { if (event.key === 'Escape') mark(0); return undefined; }
+  if (isAsked && event.key === 'Escape') { askToConfirm(false); return selectCard(ranking.order[0].card); }
+  if (event.target.matches('textarea, input')) { if (event.key === 'Escape') selectCard(0); return undefined; }
   if (event.ctrlKey || event.metaKey) return undefined;
   // Space and Enter belong to a button that has the focus.
   if (event.target.matches('button, summary') && (event.key === ' ' || event.key === 'Enter')) return event.repeat ? event.preventDefault() : undefined;

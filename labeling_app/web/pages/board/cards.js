@@ -1,3 +1,5 @@
+// Concatenated in the order of SCRIPTS in web/app.py; all top-level names are shared.
+//
 // The cards on the page. Every element is built here; responses are inserted only as the server's sanitized HTML.
 
 const STRENGTHS = [[TIE, 'Tie'], [1, 'Slightly better'], [2, 'Clearly'], [3, 'Much']];
@@ -79,7 +81,7 @@ function buildPrompt(turns) {
 
 function buildPast(past) {
   const item = make('li', ''), row = make('button', '', '', { type: 'button', 'data-act': 'open' });
-  row.dataset.task = past.task_id;
+  row.dataset.ticket = past.ticket;
   const clock = new Date(past.at * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
   row.append(make('time', '', clock), make('span', '', past.prompt), make('em', '', past.answer));
   item.append(row);
@@ -93,11 +95,11 @@ function buildOpinion({ answer, flags = [], note }) {
 }
 
 // Show a card's number, tie, strength and flags.
-function paintCard(item, rank, relation, isTop, flags, isLeft) {
+function paintCard(item, rank, relation, isTop, flags, isUnranked) {
   const card = Number(item.dataset.card), letter = letterOf(card), box = item.querySelector('.rb-card');
-  item.classList.toggle('tied', relation === TIE && !isTop && !isLeft);
-  item.querySelector('.rb-gap').hidden = isTop || isLeft;
-  item.querySelector('.rb-rank').textContent = isLeft ? '–' : rank;
+  item.classList.toggle('tied', relation === TIE && !isTop && !isUnranked);
+  item.querySelector('.rb-gap').hidden = isTop || isUnranked;
+  item.querySelector('.rb-rank').textContent = isUnranked ? '–' : rank;
   for (const choice of item.querySelectorAll('.rb-strength')) {
     choice.setAttribute('aria-pressed', String(choice.dataset.value === String(relation)));
   }
@@ -107,10 +109,10 @@ function paintCard(item, rank, relation, isTop, flags, isLeft) {
   if (flags.length) item.querySelector('.rb-flags').hidden = false;
   item.querySelector('[data-act=flag]').setAttribute('aria-pressed', String(flags.length > 0));
   const leave = item.querySelector('[data-act=leave]');
-  leave.textContent = isLeft ? '+' : '✕';
-  setLabel(leave, isLeft ? `Rank ${letter}` : `Leave ${letter} unranked`);
-  const place = isLeft ? 'not ranked' : `place ${rank}`;
-  const tied = relation === TIE && !isTop && !isLeft ? ', tied with the one above' : '';
+  leave.textContent = isUnranked ? '+' : '✕';
+  setLabel(leave, isUnranked ? `Rank ${letter}` : `Leave ${letter} unranked`);
+  const place = isUnranked ? 'not ranked' : `place ${rank}`;
+  const tied = relation === TIE && !isTop && !isUnranked ? ', tied with the one above' : '';
   box.setAttribute('aria-label', `Response ${letter}, ${place}${tied}`);
 }
 

@@ -1,3 +1,5 @@
+// Concatenated in the order of SCRIPTS in web/app.py; all top-level names are shared.
+//
 // The draft of the task on the screen: kept in this browser at once, and on the server after a pause in the work.
 
 const DRAFT_PAUSE = 800; // milliseconds
@@ -5,8 +7,8 @@ let unsaved = null, draftTimer = 0, saving = Promise.resolve();
 
 function keepDraft() {
   askToConfirm(false);
-  unsaved = { op: 'draft', task_id: task.id, state: draftState() };
-  writeStorage(`draft:${task.id}`, unsaved.state);
+  unsaved = { op: 'draft', ticket: task.ticket, state: draftState() };
+  writeStorage(`draft:${task.ticket}`, unsaved.state);
   saved('Saving the draft …');
   clearTimeout(draftTimer);
   draftTimer = setTimeout(saveDraft, DRAFT_PAUSE);
@@ -23,7 +25,7 @@ function saveDraft() {
   cancelDraft();
   if (draft) {
     saving = ask(draft).then(answer => {
-      if (task && task.id === draft.task_id) saved(answer.ok ? 'Draft saved' : 'Draft kept in this browser');
+      if (task && task.ticket === draft.ticket) saved(answer.ok ? 'Draft saved' : 'Draft kept in this browser');
     });
   }
   return saving;

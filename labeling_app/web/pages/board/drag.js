@@ -1,3 +1,5 @@
+// Concatenated in the order of SCRIPTS in web/app.py; all top-level names are shared.
+//
 // Dragging with Pointer Events, the same for mouse, pen and finger (touch screens have no HTML5 drag-and-drop).
 // Dropping on the upper third of a card places before it, on the lower third after it, in the middle makes a tie.
 

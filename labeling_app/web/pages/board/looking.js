@@ -1,3 +1,5 @@
+// Concatenated in the order of SCRIPTS in web/app.py; all top-level names are shared.
+//
 // Nothing is left: the board asks again now and then, for an import or a new round may bring tasks.
 
 const LOOK_AGAIN_MS = 10000;

@@ -1,3 +1,5 @@
+// Concatenated in the order of SCRIPTS in web/app.py, and a script of live mode; all top-level names are shared.
+//
 // Submissions wait in the browser's storage until the server has confirmed that they are stored.
 // ROUTE is the address that the page sends requests to.
 

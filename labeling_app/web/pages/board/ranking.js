@@ -1,15 +1,17 @@
+// Concatenated in the order of SCRIPTS in web/app.py; all top-level names are shared.
+//
 // The ranking as data, independent of the page.
 //
 // `order` is best first. Each item is {card, relation}: card is the position in which the response was shown, and
 // relation compares the one above with it: TIE, BETTER (by an unknown amount), 1 slightly, 2 clearly, 3 much better.
-// `left` are the cards left unranked. `marks` are the numbers typed so far while placing cards by number.
+// `unranked` are the cards that are not ranked. `typedPlaces` are the numbers typed so far while placing cards by number.
 
 const TIE = 'tie';
 const BETTER = 0;
 
 function newRanking(numCards) {
   const order = Array.from({ length: numCards }, (_, card) => ({ card, relation: BETTER }));
-  return { order, left: [], marks: new Map(), flags: new Map(), allBad: false, note: '', touched: false };
+  return { order, unranked: [], typedPlaces: new Map(), flags: new Map(), allBad: false, note: '', touched: false };
 }
 
 const letterOf = card => String.fromCharCode(65 + card);
@@ -20,7 +22,7 @@ function takeOut(ranking, card) {
   ranking.touched = true;
   const index = indexOf(ranking, card);
   if (index < 0) {
-    ranking.left = ranking.left.filter(other => other !== card);
+    ranking.unranked = ranking.unranked.filter(other => other !== card);
     return;
   }
   const [item] = ranking.order.splice(index, 1);
@@ -45,7 +47,7 @@ function putIn(ranking, card, index, tied) {
 function moveCard(ranking, card, index, tied = false) {
   takeOut(ranking, card);
   putIn(ranking, card, Math.max(0, Math.min(ranking.order.length, index)), tied);
-  ranking.marks.clear();
+  ranking.typedPlaces.clear();
 }
 
 // A card dropped on another joins the end of that card's tie.
@@ -54,28 +56,28 @@ function tieWith(ranking, card, other) {
   let index = indexOf(ranking, other) + 1;
   while (index < ranking.order.length && ranking.order[index].relation === TIE) index += 1;
   putIn(ranking, card, index, true);
-  ranking.marks.clear();
+  ranking.typedPlaces.clear();
 }
 
 function leaveOut(ranking, card) {
   takeOut(ranking, card);
-  ranking.left.push(card);
-  ranking.marks.clear();
+  ranking.unranked.push(card);
+  ranking.typedPlaces.clear();
 }
 
 // Place cards by number: equal numbers tie, and cards without a number fill the remaining places.
 function placeByNumber(ranking, card, number) {
-  if (ranking.left.includes(card)) moveCard(ranking, card, ranking.order.length);
+  if (ranking.unranked.includes(card)) moveCard(ranking, card, ranking.order.length);
   ranking.touched = true;
-  ranking.marks.set(card, number);
-  const marked = [...ranking.marks].sort((a, b) => a[1] - b[1]);
-  const waiting = ranking.order.map(item => item.card).filter(other => !ranking.marks.has(other));
+  ranking.typedPlaces.set(card, number);
+  const typed = [...ranking.typedPlaces].sort((a, b) => a[1] - b[1]);
+  const waiting = ranking.order.map(item => item.card).filter(other => !ranking.typedPlaces.has(other));
   const order = [];
-  while (marked.length || waiting.length) {
-    if (marked.length && (marked[0][1] <= order.length + 1 || !waiting.length)) {
-      const [first, value] = marked.shift();
+  while (typed.length || waiting.length) {
+    if (typed.length && (typed[0][1] <= order.length + 1 || !waiting.length)) {
+      const [first, value] = typed.shift();
       order.push({ card: first, relation: BETTER });
-      while (marked.length && marked[0][1] === value) order.push({ card: marked.shift()[0], relation: TIE });
+      while (typed.length && typed[0][1] === value) order.push({ card: typed.shift()[0], relation: TIE });
     } else {
       order.push({ card: waiting.shift(), relation: BETTER });
     }
@@ -83,8 +85,8 @@ function placeByNumber(ranking, card, number) {
   ranking.order = order;
 }
 
-const nextUnmarked = (ranking, numCards) => Array.from({ length: numCards }, (_, card) => card)
-  .find(card => !ranking.marks.has(card) && !ranking.left.includes(card));
+const nextWithoutPlace = (ranking, numCards) => Array.from({ length: numCards }, (_, card) => card)
+  .find(card => !ranking.typedPlaces.has(card) && !ranking.unranked.includes(card));
 
 function tiersOf(ranking) {
   const tiers = [];
@@ -115,7 +117,7 @@ function fromState(state, numCards, flagNames) {
   if (ranked.some(card => !Number.isInteger(card) || card < 0 || card >= numCards)) return ranking;
   ranking.order = state.tiers.flatMap((tier, rank) => tier.map((card, place) => ({
     card, relation: place ? TIE : (rank && state.strengths[rank - 1]) || BETTER })));
-  ranking.left = newRanking(numCards).order.map(item => item.card).filter(card => !ranked.includes(card));
+  ranking.unranked = newRanking(numCards).order.map(item => item.card).filter(card => !ranked.includes(card));
   // A flag that is no longer offered can be neither shown nor stored.
   for (const [card, name] of state.response_flags.filter(([, name]) => flagNames.includes(name))) ranking.flags.set(card, [...(ranking.flags.get(card) || []), name]);
   ranking.allBad = state.flags.includes('all-bad');

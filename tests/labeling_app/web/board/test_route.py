@@ -49,9 +49,9 @@ def test_a_screen_says_what_its_reader_may(app, fill):
 def test_a_draft_that_is_nested_too_deep_is_refused(app, fill, depth):
     fill(1, 2)
     client = client_of(app, "ann")
-    task = client.post("/board", json={"op": "next"}).json()["task"]["id"]
+    task = client.post("/board", json={"op": "next"}).json()["task"]["ticket"]
     state = "[" * depth + "]" * depth
-    draft = f'{{"op": "draft", "task_id": "{task}", "state": {{"note": {state}}}}}'
+    draft = f'{{"op": "draft", "ticket": "{task}", "state": {{"note": {state}}}}}'
     answer = client.post("/board", content=draft)
     assert (answer.status_code, answer.json()["ok"]) == (400, False)
     assert client.post("/board", json={"op": "next"}).json()["ok"]
@@ -61,7 +61,7 @@ def test_the_page_of_one_person_does_nothing_under_the_name_of_another(app, stor
     fill(1, 3)
     set_overlap(store.connections, 2)
     screens = {n: client_of(app, n).post("/board", json={"op": "next"}).json() for n in USERS}
-    submit = {"op": "submit", "id": "s1", "task_id": screens["ann"]["task"]["id"]}
+    submit = {"op": "submit", "id": "s1", "ticket": screens["ann"]["task"]["ticket"]}
     submit |= {"tiers": [[0], [1], [2]], "annotator": "ann"}
     answer = client_of(app, "lea").post("/board", json=submit)
     assert answer.status_code == 403
@@ -98,8 +98,8 @@ def test_many_at_once_rank_everything_exactly_once(app, store, queue, fill):
             screen = (await client.post("/board", json={"op": "next"})).json()
             done = 0
             while screen["task"]:
-                task = screen["task"]["id"]
-                submit = {"op": "submit", "id": f"u{task}", "task_id": task, "tiers": [[0], [1]]}
+                task = screen["task"]["ticket"]
+                submit = {"op": "submit", "id": f"u{task}", "ticket": task, "tiers": [[0], [1]]}
                 screen = (await client.post("/board", json=submit)).json()
                 done += 1
             return done
@@ -117,7 +117,7 @@ def test_numbers_that_no_answer_can_hold_are_refused(app, number):
     with TestClient(app) as browser:
         cookie = {"name": "ann", "password": PASSWORD}
         browser.post("/sign-in", data=cookie, headers={"Origin": "http://testserver"})
-        body = f'{{"op": "draft", "task_id": "x", "state": {{"x": {number}}}}}'
+        body = f'{{"op": "draft", "ticket": "x", "state": {{"x": {number}}}}}'
         answer = browser.post("/board", content=body, headers={"Origin": "http://testserver"})
     assert answer.status_code == 400
     assert "not valid JSON" in answer.json()["error"]

@@ -11,6 +11,7 @@ from labeling_app.db.reports import num_made_since
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board, BoardRequest
 from rlhf.records.schema import Ranking, Response, Sampling
+from tests.labeling_app.asking import ask
 
 
 @pytest.fixture
@@ -20,12 +21,12 @@ def board(store, queue):
 
 
 def submit(task: dict, **fields) -> dict:
-    return {"op": "submit", "id": "u1", "task_id": task["id"], "tiers": [[0], [1]], **fields}
+    return {"op": "submit", "id": "u1", "ticket": task["ticket"], "tiers": [[0], [1]], **fields}
 
 
 def test_a_task_carries_no_model_name_and_no_id(board, store, fill):
     fill(1, 3)
-    screen = board.answer("ann", {"op": "next"})
+    screen = ask(board, "ann", {"op": "next"})
     text = json.dumps(screen)
     [record] = store.ranked_prompts()
     assert "secret-model" not in text
@@ -35,11 +36,11 @@ def test_a_task_carries_no_model_name_and_no_id(board, store, fill):
 
 def test_submitting_brings_the_next_task(board, fill):
     fill(2, 2)
-    first = board.answer("ann", {"op": "next"})
-    second = board.answer("ann", submit(first["task"]))
+    first = ask(board, "ann", {"op": "next"})
+    second = ask(board, "ann", submit(first["task"]))
     assert (first["done"], second["done"]) == (0, 1)
-    assert second["task"]["id"] != first["task"]["id"]
-    last = board.answer("ann", submit(second["task"], id="u2"))
+    assert second["task"]["ticket"] != first["task"]["ticket"]
+    last = ask(board, "ann", submit(second["task"], id="u2"))
     assert last["task"] is None
     assert last["nothing_left"] == "You have ranked everything. Thank you!"
 
@@ -47,8 +48,8 @@ def test_submitting_brings_the_next_task(board, fill):
 def test_tasks_reserved_by_others_are_not_reported_as_nothing_left(board, queue, fill):
     fill(1, 2)
     queue.add_annotator("bob")
-    board.answer("bob", {"op": "next"})
-    message = board.answer("ann", {"op": "next"})["nothing_left"]
+    ask(board, "bob", {"op": "next"})
+    message = ask(board, "ann", {"op": "next"})["nothing_left"]
     assert message.startswith("1 task is reserved for other people until ")
 
 
@@ -59,7 +60,7 @@ def test_a_task_that_somebody_else_got_meanwhile_is_not_reported_as_nothing_left
     queue.add_annotator("bob")
     short_leases = TaskQueue(store, lease_seconds=-1)
     assert short_leases.next_task("ann").id == queue.next_task("bob").id
-    message = board.answer("ann", {"op": "next"})["nothing_left"]
+    message = ask(board, "ann", {"op": "next"})["nothing_left"]
     assert message.startswith("1 task is reserved for other people until ")
 
 
@@ -70,8 +71,8 @@ def test_a_task_that_somebody_else_got_meanwhile_is_not_reported_as_nothing_left
         ({}, "Unknown operation None"),
         ({"op": "submit"}, "The id is empty"),
         ({"op": "submit", "id": "u"}, "malformed"),
-        ({"op": "submit", "id": "u", "task_id": 99, "tiers": [[0]]}, "was never given to ann"),
-        ({"op": "submit", "id": "u", "task_id": None, "tiers": [[0]]}, "malformed"),
+        ({"op": "submit", "id": "u", "ticket": 99, "tiers": [[0]]}, "was never given to ann"),
+        ({"op": "submit", "id": "u", "ticket": None, "tiers": [[0]]}, "malformed"),
         ({"op": "submit", "id": "u", "tiers": [["x"]]}, "malformed: its tiers cannot be used"),
         ({"op": "submit", "id": "u", "tiers": [[0], [0]]}, "in two tiers"),
         ({"op": "submit", "id": "u", "tiers": [[0], [1]], "strengths": [9]}, "Unknown strength 9."),
@@ -84,8 +85,8 @@ def test_a_task_that_somebody_else_got_meanwhile_is_not_reported_as_nothing_left
 )  # fmt: skip
 def test_refusals_are_sentences_and_store_nothing(board, store, fill, payload, error):
     fill(1, 2)
-    task = board.answer("ann", {"op": "next"})["task"]
-    answer = board.answer("ann", {"task_id": task["id"], **payload})
+    task = ask(board, "ann", {"op": "next"})["task"]
+    answer = ask(board, "ann", {"ticket": task["ticket"], **payload})
     assert answer["ok"] is False
     assert error in answer["error"]
     assert store.counts()["rankings"] == 0
@@ -93,25 +94,26 @@ def test_refusals_are_sentences_and_store_nothing(board, store, fill, payload, e
 
 def test_drafts_and_skips_and_undo_go_through(board, fill):
     fill(2, 2)
-    task = board.answer("ann", {"op": "next"})["task"]
-    assert board.answer("ann", {"op": "draft", "task_id": task["id"], "state": {"note": "a"}})["ok"]
-    assert board.answer("ann", {"op": "next"})["task"]["draft"] == {"note": "a"}
-    skip = {"op": "skip", "id": "k", "task_id": task["id"], "reason": "Too long", "note": ""}
-    assert board.answer("ann", skip)["task"]["id"] != task["id"]
-    assert board.answer("ann", {"op": "undo"})["task"]["id"] == task["id"]
+    task = ask(board, "ann", {"op": "next"})["task"]
+    draft = {"op": "draft", "ticket": task["ticket"], "state": {"note": "a"}}
+    assert ask(board, "ann", draft)["ok"]
+    assert ask(board, "ann", {"op": "next"})["task"]["draft"] == {"note": "a"}
+    skip = {"op": "skip", "id": "k", "ticket": task["ticket"], "reason": "Too long", "note": ""}
+    assert ask(board, "ann", skip)["task"]["ticket"] != task["ticket"]
+    assert ask(board, "ann", {"op": "undo"})["task"]["ticket"] == task["ticket"]
 
 
 def test_a_full_disk_is_said_and_may_be_retried(board, store, fill):
     fill(1, 2)
-    task = board.answer("ann", {"op": "next"})["task"]
+    task = ask(board, "ann", {"op": "next"})["task"]
     db = store.connections.db
     db.execute("VACUUM")  # pages that the schema's steps have freed
     db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")
-    answer = board.answer("ann", submit(task, note="x" * 9_000))
+    answer = ask(board, "ann", submit(task, note="x" * 9_000))
     assert answer["retry"] is True
     assert "could not write (database or disk is full)" in answer["error"]
     db.execute("PRAGMA max_page_count = 1000000")
-    assert board.answer("ann", submit(task, note="x" * 9_000))["done"] == 1
+    assert ask(board, "ann", submit(task, note="x" * 9_000))["done"] == 1
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ def two(board, queue, fill):
     """Ann and Bob with a task each, and what each submits."""
     fill(4, 2)
     queue.add_annotator("bob")
-    tasks = {name: board.answer(name, {"op": "next"})["task"] for name in ("ann", "bob")}
+    tasks = {name: ask(board, name, {"op": "next"})["task"] for name in ("ann", "bob")}
     return {name: submit(task, id=f"u-{name}") for name, task in tasks.items()}
 
 
@@ -137,7 +139,7 @@ def test_those_who_come_together_are_stored_in_one_transaction(board, store, two
 
 def test_a_refusal_takes_nothing_of_the_others_back(board, store, two):
     broken = BoardRequest("bob", {**two["bob"], "tiers": [[0], [9]]})
-    huge = BoardRequest("bob", {**two["bob"], "task_id": 10**30})
+    huge = BoardRequest("bob", {**two["bob"], "ticket": 10**30})
     refused, done, unknown = board.answer_all([broken, BoardRequest("ann", two["ann"]), huge])
     assert "does not fit its 2 responses" in refused["error"]
     assert "Task 10000000000000000000 was never given to bob" in unknown["error"]
@@ -147,14 +149,14 @@ def test_a_refusal_takes_nothing_of_the_others_back(board, store, two):
 
 def test_a_refusal_takes_back_what_it_had_begun(board, store, two):
     db = store.connections.db
-    skip = {"op": "skip", "id": "k", "task_id": two["bob"]["task_id"]}
+    skip = {"op": "skip", "id": "k", "ticket": two["bob"]["ticket"]}
     # The skip is noted before the draft is looked at.
-    again = board.answer("bob", {**skip, "state": {"note": "x" * 300_000}})
+    again = ask(board, "bob", {**skip, "state": {"note": "x" * 300_000}})
     assert "The draft has" in again["error"]
     assert db.execute("SELECT COUNT(*) FROM skips").fetchone() == (0,)
     state = "SELECT state FROM assignments WHERE annotator = 'bob'"
     assert db.execute(state).fetchall() == [("leased",)]
-    assert board.answer("bob", skip)["ok"]
+    assert ask(board, "bob", skip)["ok"]
     assert db.execute(state).fetchall() == [("skipped",), ("leased",)]
 
 
@@ -180,7 +182,7 @@ def test_all_wait_once_for_another_program_that_holds_the_file(board, store, two
     assert seen == ["BEGIN IMMEDIATE"]
     assert [answer["retry"] for answer in answers] == [True, True]
     assert "could not write (database is locked)" in answers[0]["error"]
-    assert board.answer("ann", two["ann"])["ok"]
+    assert ask(board, "ann", two["ann"])["ok"]
 
 
 def test_a_card_says_where_its_response_was_cut_off(board, store, make_prompt):
@@ -197,7 +199,7 @@ def test_a_card_says_where_its_response_was_cut_off(board, store, make_prompt):
                  sampling=sampling)
         for text, (finished, sampling) in endings.items()
     )  # fmt: skip
-    cards = board.answer("ann", {"op": "next"})["task"]["cards"]
+    cards = ask(board, "ann", {"op": "next"})["task"]["cards"]
     assert {card["html"].strip(): card["ending"] for card in cards} == {
         "<p>whole</p>": "",
         "<p>cut</p>": "Cut off at 16 tokens",
@@ -209,11 +211,11 @@ def test_a_card_says_where_its_response_was_cut_off(board, store, make_prompt):
 def test_a_task_is_open_until_it_is_done(board, queue, store, fill):
     fill(3, 2)
     queue.add_annotator("bob")
-    screen = board.answer("ann", {"op": "next"})
+    screen = ask(board, "ann", {"op": "next"})
     assert num_open(store.connections) == 3
-    board.answer("bob", {"op": "next"})
+    ask(board, "bob", {"op": "next"})
     assert num_open(store.connections) == 3
-    board.answer("ann", submit(screen["task"]))
+    ask(board, "ann", submit(screen["task"]))
     assert num_open(store.connections) == 2
 
 
@@ -227,9 +229,9 @@ def test_only_what_people_did_in_the_app_counts_for_its_summary(board, store, fi
                      kind="signal", tiers=((ids[0],), (ids[1],)))]
         )  # fmt: skip
     assert num_made_since(store.connections, began) == 0
-    task = board.answer("ann", {"op": "next"})["task"]
-    board.answer("ann", submit(task))
-    board.answer("ann", {"op": "open", "task_id": task["id"]})
-    board.answer("ann", submit(task, id="u2", tiers=[[1], [0]]))  # a changed mind counts once
+    task = ask(board, "ann", {"op": "next"})["task"]
+    ask(board, "ann", submit(task))
+    ask(board, "ann", {"op": "open", "ticket": task["ticket"]})
+    ask(board, "ann", submit(task, id="u2", tiers=[[1], [0]]))  # a changed mind counts once
     assert num_made_since(store.connections, began) == 1
     assert num_made_since(store.connections, time.time()) == 0

@@ -12,6 +12,7 @@ from labeling_app.web.board.session import Board
 from rlhf.errors import InputError
 from rlhf.records.jsonl import read_jsonl
 from rlhf.records.schema import Ranking
+from tests.labeling_app.asking import ask
 
 
 @pytest.fixture
@@ -22,11 +23,11 @@ def board(store, queue):
 
 
 def next_task(board: Board, who: str = "ann") -> dict:
-    return board.answer(who, {"op": "next"})["task"]
+    return ask(board, who, {"op": "next"})["task"]
 
 
 def submission(task: dict, **fields) -> dict:
-    return {"op": "submit", "id": "u1", "task_id": task["id"], "tiers": [[0], [1]], **fields}
+    return {"op": "submit", "id": "u1", "ticket": task["ticket"], "tiers": [[0], [1]], **fields}
 
 
 def stored(store: Store) -> list[tuple]:
@@ -38,7 +39,7 @@ def stored(store: Store) -> list[tuple]:
 def test_what_has_no_id_is_refused(board, store, fill, op, id):
     fill(2, 2)
     task = next_task(board)
-    answer = board.answer("ann", submission(task, op=op, id=id))
+    answer = ask(board, "ann", submission(task, op=op, id=id))
     assert answer["ok"] is False
     assert answer["error"].startswith(("The id is empty", "The id must be text"))
     assert (store.counts()["rankings"], next_task(board)) == (0, task)
@@ -47,25 +48,25 @@ def test_what_has_no_id_is_refused(board, store, fill, op, id):
 def test_a_second_submission_under_a_used_id_is_refused_and_not_dropped(board, store, fill):
     fill(2, 2)
     first = next_task(board)
-    second = board.answer("ann", submission(first))["task"]
-    again = board.answer("ann", submission(second))
+    second = ask(board, "ann", submission(first))["task"]
+    again = ask(board, "ann", submission(second))
     assert again["error"] == (
         "This id was used before, for something else. Reload the page, or send it under another id."
     )
     assert again["retry"] is False
-    other = board.answer("ann", submission(first, tiers=[[1], [0]]))
+    other = ask(board, "ann", submission(first, tiers=[[1], [0]]))
     assert "used before" in other["error"]
-    assert board.answer("ann", submission(first))["ok"]  # the very same, sent again
+    assert ask(board, "ann", submission(first))["ok"]  # the very same, sent again
     assert stored(store) == [("u1", 1)]
-    assert board.answer("ann", submission(second, id="u2"))["done"] == 2
+    assert ask(board, "ann", submission(second, id="u2"))["done"] == 2
 
 
 def test_a_second_skip_under_a_used_id_is_refused_and_not_dropped(board, store, fill):
     fill(3, 2)
-    skip = {"op": "skip", "id": "k", "task_id": next_task(board)["id"], "reason": "Too long"}
-    second = board.answer("ann", skip)["task"]
-    assert board.answer("ann", skip)["task"] == second
-    assert "used before" in board.answer("ann", {**skip, "task_id": second["id"]})["error"]
+    skip = {"op": "skip", "id": "k", "ticket": next_task(board)["ticket"], "reason": "Too long"}
+    second = ask(board, "ann", skip)["task"]
+    assert ask(board, "ann", skip)["task"] == second
+    assert "used before" in ask(board, "ann", {**skip, "ticket": second["ticket"]})["error"]
     assert store.connections.db.execute("SELECT COUNT(*) FROM skips").fetchone() == (1,)
 
 
@@ -77,7 +78,7 @@ def test_an_id_of_somebody_else_s_ranking_is_neither_refused_nor_revealed(board,
     store.add_rankings([judged])
     task = next_task(board)
     for _ in range(2):
-        assert board.answer("ann", submission(task, id="of-judge"))["done"] == 1
+        assert ask(board, "ann", submission(task, id="of-judge"))["done"] == 1
     assert [task_id for _, task_id in stored(store)] == [None, 1]
 
 
@@ -89,13 +90,13 @@ def test_a_used_id_reveals_no_training_answer(import_lines, board):
     ]  # fmt: skip
     import_lines(*lines)
     first = next_task(board)
-    screen = board.answer("ann", submission(first))
+    screen = ask(board, "ann", submission(first))
     assert screen["feedback"]["explanation"] == "<p>Because.</p>\n"
     for fields in ({}, {"id": ""}, {"tiers": [[0, 1]]}):
-        answer = board.answer("ann", submission(screen["task"], **fields))
+        answer = ask(board, "ann", submission(screen["task"], **fields))
         assert answer["ok"] is False
         assert "feedback" not in answer
-    again = board.answer("ann", submission(first))  # a repetition gets the same reply
+    again = ask(board, "ann", submission(first))  # a repetition gets the same reply
     assert again["feedback"] == screen["feedback"]
 
 
@@ -123,15 +124,15 @@ def test_a_used_id_reveals_no_training_answer(import_lines, board):
         ({"duration_ms": "1"}, "malformed: its duration_ms"),
         ({"note": 7}, "The note must be text of at most 10000 characters"),
         ({"rubric": "x" * 17}, "The rubric must be text of at most 16 characters"),
-        ({"task_id": [1]}, "malformed: its task_id"),
-        ({"task_id": True}, "malformed: its task_id"),
+        ({"ticket": [1]}, "malformed: its ticket"),
+        ({"ticket": True}, "malformed: its ticket"),
         ({"op": "skip", "reason": "x" * 201}, "The reason must be text of at most 200 characters"),
         ({"op": "draft", "state": [["note", "x"]]}, "malformed: its state"),
     ],
 )  # fmt: skip
 def test_every_field_is_checked(board, store, fill, fields, error):
     fill(1, 2)
-    answer = board.answer("ann", submission(next_task(board), **fields))
+    answer = ask(board, "ann", submission(next_task(board), **fields))
     assert answer["ok"] is False
     assert error in answer["error"]
     assert len(answer["error"]) < 300
@@ -141,12 +142,12 @@ def test_every_field_is_checked(board, store, fill, fields, error):
 def test_what_is_large_does_not_grow_in_the_database(board, store, fill):
     fill(1, 2)
     many = {"flags": ["all-bad"] * 50_000, "response_flags": [[0, "unsafe"]] * 50_000}
-    screen = board.answer("ann", submission(next_task(board), duration_ms=2**70, **many))
+    screen = ask(board, "ann", submission(next_task(board), duration_ms=2**70, **many))
     assert screen["done"] == 1
     query = "SELECT duration_ms, LENGTH(flags) FROM rankings"
     flags = '["all-bad","unsafe@0123456789abcdef"]'
     assert store.connections.db.execute(query).fetchone() == (604_800_000, len(flags))
-    refused = board.answer("ann", {"op": "x" * 500_000})
+    refused = ask(board, "ann", {"op": "x" * 500_000})
     assert len(refused["error"]) < 300
 
 
@@ -165,21 +166,21 @@ def test_odd_flags_that_are_stored_break_neither_export_nor_undo_nor_decision(
 ):
     fill(1, 2)
     task = next_task(board)
-    board.answer("ann", submission(task))
+    ask(board, "ann", submission(task))
     forge(store, flags)
     for format in (set(ROWS) | {"ranked"}) - {"demonstrations"}:
         assert export(store, tmp_path / format, format)["rankings"] == 1
     [line] = read_jsonl(tmp_path / "ranked" / "train.jsonl")
     assert all(isinstance(flag, str) for flag in line["rankings"][0]["flags"])
-    assert board.answer("ann", {"op": "undo"})["task"]["draft"]["flags"] == []
+    assert ask(board, "ann", {"op": "undo"})["task"]["draft"]["flags"] == []
     assert len(measure_quality(store).times) == 1
-    decision = board.answer("lea", {"op": "decide", "task_id": 1}, may_lead=True)
+    decision = ask(board, "lea", {"op": "decide", "task_id": 1}, may_lead=True)
     assert len(decision["opinions"]) == 1
 
 
 def test_a_flag_that_was_forged_on_the_board_makes_no_demonstration(board, store, fill, tmp_path):
     fill(1, 2)
-    board.answer("ann", submission(next_task(board)))
+    ask(board, "ann", submission(next_task(board)))
     [record] = store.ranked_prompts()
     of_one = f"thumbs-down@{record.responses[0].id}"
     forge(store, ["edited", "thumbs-down", of_one, "adjudicated", "all-bad"])
@@ -194,5 +195,5 @@ def test_what_waited_through_a_new_start_with_other_flags_is_refused_by_name(sto
     queue.add_annotator("ann")
     task = next_task(Board(store, queue, flags=("rude",)))
     after = Board(store, TaskQueue(store), flags=("kind",))
-    answer = after.answer("ann", submission(task, response_flags=[[0, "rude"]]))
+    answer = ask(after, "ann", submission(task, response_flags=[[0, "rude"]]))
     assert "'rude' is not a flag here. Use kind, or reload the page." in answer["error"]

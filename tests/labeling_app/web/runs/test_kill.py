@@ -108,7 +108,7 @@ class Team:
             return
         tiers = [[0], [1]] if random.random() < 0.5 else [[1], [0]]
         number = f"{name}-{task['id']}"
-        submit = {"op": "submit", "id": number, "task_id": task["id"], "tiers": tiers}
+        submit = {"op": "submit", "id": number, "ticket": task["ticket"], "tiers": tiers}
         if self.ask(name, "board", submit)["ok"]:
             self.rankings.append(number)
         time.sleep(random.uniform(0, 1))

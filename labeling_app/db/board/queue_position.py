@@ -9,13 +9,13 @@ import json
 
 from sqlite_utils import Database
 
-Place = tuple[float, int]
+QueuePosition = tuple[float, int]
 """Priority and number of a task: higher priorities come first, then lower numbers."""
 
 START, END = (1e300, 0), (-1e300, 0)
 
 
-def first_in_queue(db: Database, annotator: str, source: str | None) -> Place | None:
+def first_in_queue(db: Database, annotator: str, source: str | None) -> QueuePosition | None:
     """The first task of a source, or of those that are for everybody, that is left for somebody.
 
     Args:
@@ -34,15 +34,15 @@ def first_in_queue(db: Database, annotator: str, source: str | None) -> Place | 
     return found
 
 
-def _passed(db: Database, annotator: str, source: str | None) -> Place:
+def _passed(db: Database, annotator: str, source: str | None) -> QueuePosition:
     query = "SELECT priority, id FROM passed WHERE annotator = ? AND source = ?"
     row = db.execute(query, [annotator, json.dumps(source)]).fetchone()
     return (row[0], row[1]) if row else START
 
 
 def _first(
-    db: Database, annotator: str, source: str | None, place: Place, there: str
-) -> Place | None:
+    db: Database, annotator: str, source: str | None, position: QueuePosition, there: str
+) -> QueuePosition | None:
     """The first task of a part of a queue, where `there` says which part.
 
     The conditions are word for word those of the indexes, or these would not be used.
@@ -53,6 +53,6 @@ def _first(
                     SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
                     AND a.state <> 'expired')
                 ORDER BY priority DESC, id LIMIT 1"""
-    values = {"me": annotator, "source": source, "priority": place[0], "id": place[1]}
+    values = {"me": annotator, "source": source, "priority": position[0], "id": position[1]}
     row = db.execute(query, values).fetchone()
     return (row[0], row[1]) if row else None

@@ -4,7 +4,7 @@ import random
 
 from labeling_app.annotators.users import Users
 from labeling_app.db.board.overlap import set_another_below, set_overlap
-from labeling_app.db.board.places import first_in_queue
+from labeling_app.db.board.queue_position import first_in_queue
 from labeling_app.db.people.sources import give_source
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.rankings import num_done
