@@ -5,6 +5,7 @@ import pytest
 from labeling_app.db.board.rubrics import rubric_versions
 from labeling_app.web.board.session import Board
 from rlhf.records.fingerprints import text_hash
+from tests.labeling_app.asking import ask as ask_board
 
 
 def save(ask, text: str, sender: str = "lead") -> str:
@@ -19,12 +20,12 @@ def test_the_board_shows_the_newest_and_rankings_keep_theirs(ask, store, queue, 
     made_with = []
     for number, text in enumerate(("Be **kind**.", "Be brief.")):
         assert save(ask, text) == "Saved. The board shows it with the next task."
-        screen = ask(board, "ann", {"op": "next"})
+        screen = ask_board(board, "ann", {"op": "next"})
         assert screen["rubric"]["version"] == text_hash(text)
         made_with.append(screen["rubric"]["version"])
         submit = {"op": "submit", "id": str(number), "ticket": screen["task"]["ticket"]}
         submit |= {"tiers": [[0], [1]], "rubric": screen["rubric"]["version"]}
-        assert ask(board, "ann", submit)["ok"]
+        assert ask_board(board, "ann", submit)["ok"]
     query = "SELECT rubric FROM rankings ORDER BY seq"
     assert [row[0] for row in store.connections.db.execute(query)] == made_with
     shown = [(one.text, one.saved_by) for one in rubric_versions(store.connections)]
