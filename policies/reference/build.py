@@ -56,12 +56,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     config = load_config(settings.model)
     _require_vocabulary(settings, int(config.get_text_config().vocab_size))
     encoded = encode_prompts(tokenizer, config, prompts, settings.sampling.max_new_tokens)
-    inputs = {
-        "prompts": {"path": str(settings.prompts), "hash": prompts_hash},
-        "model": model_description,
-    }
-    if settings.reward is not None:
-        inputs |= describe_rewards([settings.reward], model_description)
+    inputs = _inputs(settings, prompts_hash, model_description)
     require_agreement(accelerator, describe_process(inputs))
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
     # all jobs, and a resumed run, must use one precision, whatever their hardware supports
@@ -99,6 +94,15 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         _finish(writer, run, shards, inputs, rate, began)
         accelerator.wait_for_everyone()
     return run.read_report()
+
+
+def _inputs(
+    settings: ReferenceSettings, prompts_hash: str, model: dict[str, str]
+) -> dict[str, dict[str, str]]:
+    inputs = {"prompts": {"path": str(settings.prompts), "hash": prompts_hash}, "model": model}
+    if settings.reward is not None:
+        inputs |= describe_rewards([settings.reward], model)
+    return inputs
 
 
 def _finish(

@@ -89,7 +89,7 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
             backward(accelerator, module, loss * (state.dp_size / weight))
         found.append((loss.detach(), rewards.detach(), thresholds.tolist()))
     beat("stepping")
-    local = dict.fromkeys(("loss", *Counts._fields), 0.0)
+    local = dict.fromkeys(("loss", *CorrectCounts._fields), 0.0)
     for part, (loss, rewards, values) in zip(passes, found, strict=True):
         local["loss"] += loss.item()
         for name, count in count_judgments(part, rows_of(part, rewards), values)._asdict().items():

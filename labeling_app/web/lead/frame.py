@@ -28,6 +28,7 @@ from labeling_app.web.access.middleware import USER
 from labeling_app.web.lead.templates import PAGES, load_templates
 from labeling_app.web.request_bodies import json_errors
 from rlhf.endpoints.request_bodies import read_body, read_json
+from rlhf.errors import InputError
 
 BROKEN = "lead/broken.html"
 MAX_BODY_BYTES = 300_000
