@@ -106,7 +106,7 @@ def win_rate_by_group(
 
 
 def score_distributions(panels: Sequence[tuple[str, Sequence[float], Sequence[float]]]) -> Figure:
-    """How often each score occurs among new and original answers, one panel per judge.
+    """How often each score occurs among new and original responses, one panel per judge.
 
     Args:
         panels: the judge's name, the scores of the new policy, the scores of the original model.
@@ -126,7 +126,7 @@ def reward_against_kl(panels: Sequence[KLPanel]) -> Figure:
     for axes, panel in zip(rows, panels, strict=True):
         _draw_kl_panel(axes, panel)
         _title(axes, panel.title)
-    rows[-1].set_xlabel("√ of the reverse KL, nats per answer", fontsize=9, color=MUTED)
+    rows[-1].set_xlabel("√ of the reverse KL, nats per response", fontsize=9, color=MUTED)
     return figure
 
 

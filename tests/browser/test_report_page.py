@@ -129,13 +129,13 @@ def test_a_huge_answer_scrolls_inside_its_box(page: Page) -> None:
 
 def test_search_and_filter_narrow_the_samples(page: Page) -> None:
     assert shown_samples(page) == 16
-    page.get_by_label("Search prompts and answers").fill("TEXT J")
+    page.get_by_label("Search prompts and responses").fill("TEXT J")
     assert shown_samples(page) == 1
     assert page.locator("details.sample:visible").get_attribute("open") is not None
     page.get_by_label("Show which samples").select_option("original")
     assert shown_samples(page) == 0
     assert page.get_by_text("Nothing found.").is_visible()
-    page.get_by_label("Search prompts and answers").fill("")
+    page.get_by_label("Search prompts and responses").fill("")
     assert shown_samples(page) == 8
     page.get_by_label("Show which samples").select_option("")
     assert shown_samples(page) == 16
