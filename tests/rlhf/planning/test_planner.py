@@ -275,7 +275,7 @@ def test_a_plan_as_text() -> None:
         "  cache            1.00  long",
         "while stepping",
         "  sums           0.0010  -",
-        "peak               3.50  resident items and the phase with the highest peak",
+        "peak               3.50  what is always held, and the phase with the highest peak",
     ]
 
 
