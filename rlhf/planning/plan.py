@@ -189,7 +189,8 @@ class Plan:
         if self.loading:
             rows.append(("before, while loading", "", ""))
             rows += [(f"  {item.what}", _gib(item.size), item.why) for item in self.loading]
-        rows.append(("peak", _gib(self.peak), "what is always held, and the phase with the highest peak"))
+        why = "what is always held, and the phase with the highest peak"
+        rows.append(("peak", _gib(self.peak), why))
         width = max(len(what) for what, _, _ in rows)
         lines = [f"{what:<{width}}  {size:>7}  {why}".rstrip() for what, size, why in rows]
         return "\n".join([self.title, f"{'':<{width}}  {'GiB':>7}", *lines])
