@@ -102,7 +102,8 @@ class Users:
         if known is not None:
             raise InputError(
                 f"There is a user {name!r} already, with the role {known.role}",
-                "For a new password: rlhf users reset. For another role: rlhf users role.",
+                "Change their password or role in their row of the page People, or by rlhf users "
+                "reset and rlhf users role.",
             )
         if is_program(self.connections.db, name):
             raise InputError(

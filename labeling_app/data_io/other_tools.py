@@ -25,6 +25,7 @@ SIDES = (("1", "2"), ("0", "1"), ("a", "b"), ("left", "right"))
 NUMBERED = re.compile(r"^(.*?)[\s_-]*(\d+|(?<=[\s_-])[A-Za-z]|(?<=[a-z])[A-Z]|[Ll]eft|[Rr]ight)$")
 OWN_COLUMNS = ("id", "_server_id", "status")  # of Argilla
 ANSWERS = ".responses"
+JSON_MIN = {"annotation_id", "lead_time"}  # of Label Studio, beside the fields of a task
 STATUSES = ("submitted", "draft", "discarded")
 MOST_SECONDS = 7 * 86_400.0  # for one judgment
 EXPORT_AGAIN = "Export the records again, and leave their fields as they are."
@@ -54,11 +55,17 @@ def read_exported(value: JsonObject) -> Judged | None:
     """Read a record of Argilla or Label Studio; None if it is neither.
 
     Raises:
-        InputError: its fields do not say what is prompt and what is response.
+        InputError: its fields do not say what is prompt and what is response, or which are
+            judgments.
         UnusableContentError: it has no two responses.
     """
     if isinstance(value.get("data"), dict) and isinstance(value.get("annotations"), list):
         return _read_task(value)
+    if value.keys() >= JSON_MIN:
+        raise InputError(
+            "This is Label Studio's JSON-MIN, in which judgments cannot be told from other fields",
+            "Export the project as JSON.",
+        )
     if isinstance(value.get("fields"), dict) and isinstance(value.get("responses"), dict):
         answers = {name: _objects(said, name) for name, said in value["responses"].items()}
         return _read_record(value["fields"], answers)

@@ -137,7 +137,8 @@ def describe_report(
         lines.append(f"Let people vote: {command_line('label', db=votes)}")
         lines.append(f"Then: {command_line('evaluate', out=out, from_db=votes)}")
     elif "people" not in report["win_rate"]:
-        lines.append(f"To ask people: {command_line('evaluate', out=out, to_db='labels.db')}")
+        words = command_line("evaluate", out=out, to_db="labels.db")
+        lines.append(f"To ask people, in the database of their board: {words}")
     return "\n".join(lines)
 
 

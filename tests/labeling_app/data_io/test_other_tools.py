@@ -103,7 +103,9 @@ def test_orders_of_label_studio_are_read(order: object) -> None:
 
 SIDES = {**PAIRWISE, "data": {"prompt": "Hi?", "text_3": "no", "text_4": "yes"}}
 TWO_GROUPS = {"prompt": "Hi?", "a_1": "x", "a_2": "y", "b_1": "x", "b_2": "y"}
+MIN = {"id": 1, "annotator": 2, "annotation_id": 3, "lead_time": 4.5, "pw": "left", **TEXTS}
 REFUSED = {
+    "JSON-MIN": ({"prompt": "Hi?", **MIN}, "This is Label Studio's JSON-MIN"),
     "buckets": (ranker({"best": ["m1"], "ads": ["m2"]}), r"the buckets \['best', 'ads'\]"),
     "no sides": (SIDES, "says left or right, and the fields are called"),
     "two groups": ({**ARGILLA, "fields": TWO_GROUPS}, "Several groups of fields"),
