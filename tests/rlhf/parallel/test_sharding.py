@@ -227,8 +227,7 @@ def test_a_parameter_is_overwritten_in_its_own_shape() -> None:
 
 
 def test_gradients_of_ddp_accumulate_in_its_buckets(tmp_path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
+    def accumulate() -> None:
         model = DistributedDataParallel(nn.Linear(2, 2), gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         row, weight = torch.ones(1, 2), model.module.weight
@@ -241,6 +240,10 @@ def test_gradients_of_ddp_accumulate_in_its_buckets(tmp_path) -> None:
         model(row).sum().backward()
         assert weight.grad.data_ptr() == bucket
         assert weight.grad.tolist() == [[2, 2], [2, 2]]
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        accumulate()  # DDP must be gone before its group: else its end may wait for Python's lock
     finally:
         dist.destroy_process_group()
 
