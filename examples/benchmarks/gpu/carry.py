@@ -49,7 +49,6 @@ WHEELS = (
     Wheel("markdown-it-py", "markdown_it", 0.1, "reward_model, ppo_steps"),
     Wheel("mdurl", "mdurl", 0.1, "reward_model, ppo_steps"),
     Wheel("pygments", "pygments", 1.2, "reward_model, ppo_steps"),
-    Wheel("scipy", "scipy", 35, "reward_model, ppo_steps"),
     Wheel("pyarrow", "pyarrow", 54, "ppo_steps, reward_model --kind trl"),
     Wheel("trl", "trl", 0.9, "reward_model --kind trl"),
     Wheel("datasets", "datasets", 0.6, "reward_model --kind trl"),
