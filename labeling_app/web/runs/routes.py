@@ -90,7 +90,7 @@ def _content(process: LoopProcess) -> Payload:
             return content(process)
         except RlhfError:
             raise
-        except Exception:  # of a library or of ours: the page names the folder, the log the line
+        except Exception:  # perhaps a bug here, not in the file: the log needs the traceback
             logging.getLogger(__name__).exception("The page Runs cannot be made")
             raise
 

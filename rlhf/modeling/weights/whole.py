@@ -54,8 +54,8 @@ def load_weights(
                 ignore_mismatched_sizes=True,  # refused below, by name
                 **settings,
             )
-        except Exception:
-            tensor_files(Path(name))  # transformers does not name a broken file
+        except Exception:  # of any kind; transformers does not name a broken file
+            tensor_files(Path(name))
             raise
     missing, unexpected = found["missing_keys"], found["unexpected_keys"]
     if new_head:
@@ -79,8 +79,7 @@ def tensor_files(folder: Path) -> tuple[dict[str, list[str]], list[str]]:
     """
     found: dict[str, list[str]] = {}
     unreadable = []
-    index = _index_of(folder)
-    needed = {*index.values()} if index else {SAFE_WEIGHTS_NAME}
+    needed = {SAFE_WEIGHTS_NAME, *_index_of(folder).values()}
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with (
