@@ -74,7 +74,7 @@ def test_verdict_without_gold_says_that_the_judge_is_the_one_trained_against() -
     del report["judges"]["reward"]["is_objective"]
     page = render(build_content(report, [], []))
     assert "trained against" not in page
-    assert "a model of which answer people would prefer" in page
+    assert "a model of which response people would prefer" in page
 
 
 @pytest.mark.parametrize(

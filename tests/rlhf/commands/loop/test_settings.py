@@ -134,7 +134,7 @@ def test_the_file_in_the_guide(
     page = (REPOSITORY / "examples" / "guides" / "commands.md").read_text("utf-8")
     [text] = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     settings, lines = dry_run(loop_file(text), capsys)
-    assert yaml.safe_load(settings)["stages"] == {"ppo": {"steps": 200, "processes": 2}}
+    assert yaml.safe_load(settings)["stages"] == {"ppo": {"steps": 200}}
     assert "(people rank, until there are 100 new rankings)" in lines
 
 
