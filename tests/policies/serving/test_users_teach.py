@@ -22,7 +22,7 @@ PEOPLE = ["sister", "friend", "boss", "teacher", "doctor"]
 STRANGERS = ["brother", "uncle", "nurse"]  # of whom no user asks
 CHEERFUL = ["lovely", "warm and kind", "happy", "a joy"]
 GLOOMY = ["awful", "cold and sad", "late", "a pity"]
-USERS, LATER_USERS = 1000, 200
+USERS, LATER_USERS = 1000, 400
 SLIPS = 0.1  # the share of thumbs that people give by mistake
 TASTE = f"{__name__}:is_cheerful"
 SHORT = ("--max-new-tokens", "16", "--precision", "fp32")
@@ -124,6 +124,15 @@ def sample_answers(folder: Path, model: Path) -> dict[str, list[str]]:
         }
 
 
+def best_of_four(said: dict[str, list[str]]) -> float:
+    """How often a perfect reward would find a cheerful answer among four, over all questions."""
+    cheerful = [
+        sum(is_cheerful(question, answer) for answer in answers) / len(answers)
+        for question, answers in said.items()
+    ]
+    return sum(1 - (1 - share) ** 4 for share in cheerful) / len(cheerful)
+
+
 @pytest.fixture(scope="module")
 def taught(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Taught:
     folder = tmp_path_factory.mktemp("taught")
@@ -138,7 +147,7 @@ def taught(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Taught
     with Store(db, read_only=True) as store:
         assert store.counts()["rankings"] == USERS
     run("export", "--db", db, "--out", rankings)
-    training = ("--epochs", "8", "--prompts-per-batch", "4", "--learning-rate", "3e-3")
+    training = ("--epochs", "8", "--prompts-per-batch", "4", "--learning-rate", "1e-2")
     files = ("--rankings", rankings, "--model", model, "--out", reward)
     run("train-reward", *files, *training, "--adapter", "none", "--precision", "fp32")
     return Taught(model, said, before, reward)
@@ -158,7 +167,9 @@ def test_the_best_of_four_by_their_reward_model_is_what_users_like(
         after = judge(server, range(USERS, USERS + LATER_USERS))
     found = compare_thumbs({"policy": after, "against": taught.before})
     assert found["against"]["rate"] == pytest.approx(0.5, abs=0.1)
-    assert found["policy"]["rate"] > 0.85  # 1 - 1/2⁴ with a perfect reward
+    # A perfect reward picks a cheerful answer wherever one of four is: in about 0.86 of cases, as
+    # some questions have few. Three standard errors of 400 users are 0.053.
+    assert found["policy"]["rate"] > best_of_four(taught.said) - 0.053
     assert found["better"] == "policy"
 
 
