@@ -39,7 +39,7 @@ policy, reference, or rival where another model was compared too:
                             people; the last counts votes on other prompts, as many on each as
                             there are now, and same_answers prompts that nobody was asked about
     cost                    optional: device_hours, price, price_per_hour, annotator_hours and
-                            price_per_point, null where unknown
+                            price_per_point, null where unknown or where there is no gain
     seed, inputs            inputs: name → path and hash
     split                   optional: test (default) or train
 """
@@ -52,7 +52,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -60,8 +60,7 @@ from markupsafe import Markup
 from policies.evaluate import plots
 from rlhf.planning.price import JUDGES, amount
 from rlhf.records.jsonl import write_json, write_text_atomically
-
-Outcome = Literal["better", "worse", "unproven"]
+from rlhf.run.intervals import outcome
 
 TITLES = {"reference": "Original", "policy": "New", "rival": "Other"}
 DEFAULT_KINDS = {"people": "people", "ai": "AI judge", "gold": "signal", "reward": "reward model"}
@@ -90,7 +89,6 @@ CURVES = {
 }
 NUM_OPEN = 10
 FEW_PROMPTS = 30
-SIGNIFICANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,21 +141,6 @@ def write_content(
 def headline(content: Mapping[str, Any]) -> dict[str, Any]:
     """The main numbers of report.json, for the terminal."""
     return {name: content[name] for name in (*BRIEF, "seconds", "cost") if name in content}
-
-
-def outcome(rate: Mapping[str, Any]) -> Outcome:
-    """What a win rate proves.
-
-    Better or worse only where the interval excludes one half and the sign test, if there is one,
-    agrees: a handful of prompts that all went one way has an interval of no width and proves
-    nothing.
-    """
-    low, high, p_value = rate["low"], rate["high"], rate.get("p_value", 0.0)
-    if low is None or high is None or p_value is None or not p_value < SIGNIFICANCE:
-        return "unproven"
-    if low > 0.5:
-        return "better"
-    return "worse" if high < 0.5 else "unproven"
 
 
 def is_hacking(rates: Mapping[str, Mapping[str, Any]], judge: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlhf.errors import InputError
 from rlhf.records.ranked import read_manifest
+from rlhf.run.intervals import outcome
 from rlhf.run.loops.commands import seconds_on_devices
 from rlhf.run.rundir import RunDir, device_seconds
 
@@ -87,10 +88,11 @@ def with_price_per_point(
     """A cost with the price of a point of these win rates.
 
     A point is a hundredth of win rate above one half, by the most trustworthy judge. A policy that
-    does not win more than half has no price for a point.
+    is not proven better has no price for a point.
     """
     judge = next((name for name in JUDGES if name in win_rate), None)
-    value = win_rate[judge]["value"] if judge else None
+    gained = judge is not None and outcome(win_rate[judge]) == "better"
+    value = win_rate[judge]["value"] if judge and gained else None
     return {**cost, "price_per_point": price_of_a_point(cost["price"], value)}
 
 

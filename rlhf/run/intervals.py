@@ -1,10 +1,28 @@
-"""The minimum sample for an interval, and a rate with its interval in words."""
+"""The minimum sample for an interval, what a rate proves, and a rate with its interval in words."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 MIN_PROMPTS = 5  # resampling fewer gives intervals that are far too narrow
 TOO_FEW = "too few prompts for an interval"
+SIGNIFICANCE = 0.05
+
+Outcome = Literal["better", "worse", "unproven"]
+
+
+def outcome(rate: Mapping[str, Any]) -> Outcome:
+    """What a win rate proves.
+
+    Better or worse only where the interval excludes one half and the sign test, if there is one,
+    agrees: a handful of prompts that all went one way has an interval of no width and proves
+    nothing.
+    """
+    low, high, p_value = rate["low"], rate["high"], rate.get("p_value", 0.0)
+    if low is None or high is None or p_value is None or not p_value < SIGNIFICANCE:
+        return "unproven"
+    if low > 0.5:
+        return "better"
+    return "worse" if high < 0.5 else "unproven"
 
 
 def in_words(rate: Mapping[str, Any]) -> str:

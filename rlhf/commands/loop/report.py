@@ -2,7 +2,7 @@
 
 A round gains if its policy is better than the policy that it began with: the interval of its win
 rate against that policy lies above one half, and the sign test finds p below 0.05. The rule is that
-of the evaluation's own report (`policies.evaluate.report.outcome`), the judge its most trustworthy
+of the evaluation's own report (`rlhf.run.intervals.outcome`), the judge its most trustworthy
 one. The first round begins with the original model.
 """
 
@@ -14,7 +14,7 @@ from rlhf.commands.wording import judge_name
 from rlhf.planning.price import JUDGES, cost_of_loop, price_of_a_point
 from rlhf.records.ranked import read_manifest
 from rlhf.records.wording import counted
-from rlhf.run.intervals import in_words
+from rlhf.run.intervals import in_words, outcome
 from rlhf.run.loops.commands import read_commands
 from rlhf.run.rundir import RunDir
 from rlhf.run.status import align
@@ -61,8 +61,6 @@ def summary(number: int, report: Mapping[str, Any]) -> Round:
         number: of the round; from round 1 on, the report also compares with the policy before.
         report: report.json of `rlhf evaluate`.
     """
-    from policies.evaluate.report import outcome
-
     rates = report["rival"]["win_rate"] if number else report["win_rate"]
     judge = next(name for name in (*JUDGES, *rates) if name in rates)
     described = report["judges"][judge]

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from policies.evaluate.report import build_content, is_hacking, outcome, render
+from policies.evaluate.report import build_content, is_hacking, render
+from rlhf.run.intervals import outcome
 from tests.policies.evaluate.report_pages import example, verdict
 
 

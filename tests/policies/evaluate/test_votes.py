@@ -125,19 +125,20 @@ def test_votes_travel_there_and_back(
     assert evaluate(run, "--from-db", str(db)) == 2
 
 
-def test_votes_change_the_price_of_a_point(
+def test_votes_that_prove_nothing_leave_no_price_of_a_point(
     run: RunDir, others: dict[str, list[str]], tmp_path: Path
 ) -> None:
     report = run.read_report()
-    report["cost"] |= {"price_per_hour": 3.0, "price": 30.0, "price_per_point": None}
+    report["cost"] |= {"price_per_hour": 3.0, "price": 30.0, "price_per_point": 1.2}
     write_json(run.report_json, report)
     db = tmp_path / "labels.db"
     assert evaluate(run, "--to-db", str(db)) == 0
     vote(db, "ann", dict(zip(others["reference"][:2], [1.0, 0.5], strict=True)))
     assert evaluate(run, "--from-db", str(db)) == 0
-    # people see 75 %, which is 25 points
-    assert run.read_report()["cost"]["price_per_point"] == 1.2
-    assert 'data-path="/cost/price_per_point">1.2</data>' in run.report_html.read_text()
+    # people see 75 %, but on two prompts; what another judge saw no longer counts
+    assert run.read_report()["win_rate"]["people"]["value"] == 0.75
+    assert run.read_report()["cost"]["price_per_point"] is None
+    assert "/cost/price_per_point" not in run.report_html.read_text()
 
 
 def test_votes_against_the_other_model_alone(

@@ -57,8 +57,8 @@ def chain(tmp_path: Path) -> RunDir:
     return stage(tmp_path / "evaluate", 0.5 * 3600, **given)
 
 
-def rate(value: float) -> dict[str, Any]:
-    return {"value": value}
+def rate(value: float, low: float = 0.51) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": 0.99, "p_value": 0.01}
 
 
 def test_an_evaluation_adds_up_what_made_its_policy(chain: RunDir) -> None:
@@ -85,11 +85,20 @@ def test_amounts_have_three_digits_and_no_exponent(value: float, words: str) -> 
     assert amount(value) == words
 
 
-@pytest.mark.parametrize("value", [0.5, 0.3, None])
-def test_what_wins_no_more_than_half_has_no_price_for_a_point(
-    chain: RunDir, value: float | None
+@pytest.mark.parametrize(
+    "judged",
+    [
+        rate(0.7, low=0.5),
+        {**rate(0.7), "p_value": 0.06},
+        {**rate(0.7), "low": None},
+        rate(0.3, 0.2),
+    ],
+)
+def test_what_is_not_proven_better_has_no_price_for_a_point(
+    chain: RunDir, judged: dict[str, Any]
 ) -> None:
-    found = cost_of_chain(chain, 3.0, {"reward": rate(value)})
+    # the reward is sure of it, but people count for more
+    found = cost_of_chain(chain, 3.0, {"reward": rate(0.9), "people": judged})
     assert found["price_per_point"] is None
     assert found["price"] == 30.0
 
