@@ -26,6 +26,10 @@ Pair = tuple[Prompt, Response, Response]
 Votes = Sequence[tuple[str, float]]
 
 
+class NoVotesError(InputError):
+    """People were asked, and nobody has voted yet."""
+
+
 def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
     """Every prompt of an evaluation with the other model's and the policy's first answer.
 
@@ -61,11 +65,11 @@ def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
         The win rates and the counts of the votes, as report.json holds them.
 
     Raises:
-        InputError: nobody has voted yet.
+        NoVotesError: nobody has voted yet.
     """
     content = run.read_report()
     if not (any(votes.values()) or _has_votes(content)):
-        raise InputError(
+        raise NoVotesError(
             f"Nobody has voted on the pairs of {run.path} yet",
             "Queue them with --to-db DB, let people compare (rlhf label --db DB), and come back.",
         )

@@ -133,6 +133,7 @@ class RunDir:
     report_html = _File("report.html")
     answers = _File("answers.jsonl")
     judge_log = _File("judge.jsonl")
+    asked_file = _File("asked.json")
     commands_file = _File("commands.json")
     pause_file = _File("pause.json")
     waiting_file = _File("waiting.json")

@@ -79,11 +79,11 @@ def num_for_everybody(connections: Connections) -> int:
 
 
 def num_wanted(connections: Connections) -> int:
-    """How many rankings the tasks that `num_open` counts still want from people."""
+    """How many rankings the open tasks still want from people; votes on pairs are none."""
     query = """SELECT
         (SELECT COALESCE(SUM(open), 0) FROM tasks WHERE open > 0 AND only_for IS NULL
-         AND purpose IN ('rank', 'compare')) +
+         AND purpose = 'rank') +
         (SELECT COUNT(*) FROM assignments a JOIN tasks t ON t.id = a.task_id
          WHERE a.state = 'leased' AND a.expires_at > 0
-         AND t.purpose IN ('rank', 'compare') AND t.only_for IS NULL)"""
+         AND t.purpose = 'rank' AND t.only_for IS NULL)"""
     return int(connections.db.execute(query).fetchone()[0])

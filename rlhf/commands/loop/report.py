@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from rlhf.commands.wording import judge_name
 from rlhf.planning.price import JUDGES, cost_of_loop, price_of_a_point
 from rlhf.records.ranked import read_manifest
@@ -20,7 +22,9 @@ from rlhf.run.rundir import RunDir
 from rlhf.run.status import align
 
 Round = dict[str, Any]
+PEOPLE = "people"  # as a judge
 GAIN = "a gain needs an interval above 50 % and a sign test with p below 0.05"
+LOCK_SECONDS = 60.0
 KEPT = ("value", "low", "high", "level", "n", "p_value")
 
 
@@ -61,7 +65,8 @@ def summary(number: int, report: Mapping[str, Any]) -> Round:
         number: of the round; from round 1 on, the report also compares with the policy before.
         report: report.json of `rlhf evaluate`.
     """
-    rates = report["rival"]["win_rate"] if number else report["win_rate"]
+    against = report["rival"] if number else report
+    rates = against["win_rate"]
     judge = next(name for name in (*JUDGES, *rates) if name in rates)
     described = report["judges"][judge]
     kl = report["kl"]
@@ -74,6 +79,7 @@ def summary(number: int, report: Mapping[str, Any]) -> Round:
             "before": _kept(rates[judge]),
         },
         "outcome": outcome(rates[judge]),
+        "votes": against.get("votes") if judge == PEOPLE else None,
         "kl": {name: kl[name]["nats"] for name in ("forward", "reverse") if name in kl},
     }
 
@@ -108,6 +114,11 @@ def reason_to_stop(rounds: Sequence[Round], limit: int, *, without_gain: bool) -
         return f"{describe_round(rounds[-1])} ({GAIN[0].upper()}{GAIN[1:]}.)"
     done = f"{len(rounds)} of {counted(limit, 'round')} {'is' if len(rounds) == 1 else 'are'} done."
     return done if len(rounds) >= limit else None
+
+
+def report_lock(out: Path) -> FileLock:
+    """Held while OUT/report.json is made: by the loop, or by whoever reads in people's votes."""
+    return FileLock(out / ".report.lock", timeout=LOCK_SECONDS)
 
 
 def build_report(

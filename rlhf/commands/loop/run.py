@@ -14,7 +14,13 @@ from typing import Any
 from rlhf.commands.loop.children import run_stage, say, wait_for_earlier_child
 from rlhf.commands.loop.new_prompts import NewPrompts
 from rlhf.commands.loop.new_rankings import Exported, count_new, has_round, last_exported
-from rlhf.commands.loop.report import build_report, describe_round, read_rounds, reason_to_stop
+from rlhf.commands.loop.report import (
+    build_report,
+    describe_round,
+    read_rounds,
+    reason_to_stop,
+    report_lock,
+)
 from rlhf.commands.loop.settings import LoopSettings, launch_words
 from rlhf.commands.loop.splits import require_splits
 from rlhf.commands.loop.stages import Stage, launch_of, stages_of_round
@@ -54,12 +60,13 @@ def run_rounds(settings: LoopSettings) -> dict[str, Any]:
     with stage_status(run, settings.notify), watching_stage(run, None):
         wait_for_earlier_child(run)
         while True:
-            rounds = read_rounds(settings.out)
+            with report_lock(settings.out):
+                rounds = read_rounds(settings.out)
+                reason = reason_to_stop(rounds, limit, **rule)
+                report = build_report(rounds, settings.out, reason, settings.price_per_hour)
+                write_json(run.report_json, report)
             if rounds:
                 say(f"\n{describe_round(rounds[-1])}")
-            reason = reason_to_stop(rounds, limit, **rule)
-            report = build_report(rounds, settings.out, reason, settings.price_per_hour)
-            write_json(run.report_json, report)
             if reason:
                 return report
             _run_round(run, settings, len(rounds))

@@ -16,6 +16,7 @@ from rlhf.commands.loop.schedule import next_start
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.wording import next_command
 from rlhf.records.wording import counted
+from rlhf.run.loops.asking import num_asked
 from rlhf.run.loops.pausing import read_pause
 from rlhf.run.loops.train_now import (
     Waiting,
@@ -114,7 +115,7 @@ class RankingCheck:
     def _read_count(self) -> bool:
         count, now = count_new(self.settings.database, self.after, self.export), datetime.now(UTC)
         new, wanted = count["new"], self.settings.new_rankings
-        waiting = _waiting(self.settings.database, self.number, count, wanted)
+        waiting = self._waiting(count, wanted)
         if waiting != self._shown:
             write_waiting(self.run.path, waiting)
             self._shown = waiting
@@ -131,6 +132,14 @@ class RankingCheck:
         self._say(waiting, count["open"], ready=ready)
         return ready
 
+    def _waiting(self, count: dict[str, int], wanted: int | None) -> Waiting:
+        able = max(0, count["open"] - num_asked(self.run.path))  # votes are no rankings
+        waiting = Waiting(round=self.number, new=count["new"], wanted=wanted, possible=able)
+        if waiting.missing <= able:  # one from each open task is enough
+            return waiting
+        with Store(self.settings.database, read_only=True) as store:
+            return replace(waiting, possible=num_wanted(store.connections))
+
     def _say(self, waiting: Waiting, open_tasks: int, *, ready: bool) -> None:
         """Print how many rankings there are, if that is due."""
         is_first = self._said < 0
@@ -144,14 +153,6 @@ class RankingCheck:
             advice = "" if ready else _advice(waiting, self.run.path)
             say(_progress(waiting, open_tasks) + advice)
             self._said, self._said_at = waiting.new, time.monotonic()
-
-
-def _waiting(db: Path, number: int, count: dict[str, int], wanted: int | None) -> Waiting:
-    waiting = Waiting(round=number, new=count["new"], wanted=wanted, possible=count["open"])
-    if waiting.missing <= waiting.possible:  # one from each open task is enough
-        return waiting
-    with Store(db, read_only=True) as store:
-        return replace(waiting, possible=num_wanted(store.connections))
 
 
 def _count_words(new: int, wanted: int | None, start: datetime | None) -> str:

@@ -215,12 +215,16 @@ def _queue(settings: Settings, db: Path) -> int:
     from labeling_app.annotators.comparisons import queue_pairs
     from labeling_app.db.store import Store
     from policies.evaluate.votes import pairs_to_ask
+    from rlhf.run.loops.asking import write_asked
 
-    pairs = [pair for asked in pairs_to_ask(RunDir(settings.out)).values() for pair in asked]
+    run = RunDir(settings.out)
+    pairs = [pair for asked in pairs_to_ask(run).values() for pair in asked]
     with Store(db) as store:
-        return queue_pairs(
+        queued = queue_pairs(
             store, pairs, overlap=settings.people_per_pair, mix=settings.mix, seed=settings.seed
         )
+    write_asked(run, len(pairs))
+    return queued
 
 
 def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:

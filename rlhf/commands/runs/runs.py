@@ -1,4 +1,4 @@
-"""`rlhf runs`: pause and resume a loop, train at once, and promote one of its policies."""
+"""`rlhf runs`: steer a loop: pause, train at once, promote a policy, ask people about a round."""
 
 import getpass
 import shlex
@@ -14,7 +14,8 @@ from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf runs promote runs/loop --round 1"
 
-Action = Literal["pause", "resume", "train", "promote", "rollback", "history"]
+Action = Literal["pause", "resume", "train", "promote", "rollback", "history", "ask", "votes"]
+OF_A_ROUND = ("promote", "ask", "votes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,25 +27,26 @@ class Settings:
     """pause: the loop waits after the running stage. resume: end the pause. train: a round that
     waits for people trains with the rankings there are. promote: live mode and serving use the
     policy of a round. rollback: they use the previously promoted one again. history: list all
-    promotions and rollbacks."""
+    promotions and rollbacks. ask: people compare a round's responses with the original's and the
+    previous policy's, blind. votes: count their votes, which then decide whether it gained."""
     out: Path = field(kw_only=False)
     """The --out of rlhf loop."""
     round: int | None = None
-    """With promote: the round whose policy is promoted. Default: the newest evaluated one."""
+    """With promote, ask and votes: the round. Default: the newest evaluated one."""
     now: bool = False
     """With pause: the running stage saves its state and stops; resume repeats only what is
     missing."""
 
     def __post_init__(self) -> None:
         require_range("round", self.round, 0)
-        if self.action != "promote":
+        if self.action not in OF_A_ROUND:
             refuse_idle(self, ["round"], f"with {self.action}")
         if self.action != "pause":
             refuse_idle(self, ["now"], f"with {self.action}")
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Pause or resume a loop, train at once, or promote a policy for live mode and serving."""
+    """Pause or resume a loop, train at once, promote a policy, or ask people about a round."""
     from rlhf.run.locks import is_locked
     from rlhf.run.loops.pausing import end_pause, request_pause
     from rlhf.run.loops.promotion import (
@@ -66,6 +68,10 @@ def run(settings: Settings) -> dict[str, Any]:
         return {"resumed": end_pause(out), "running": is_locked(out)}
     if settings.action == "train":
         return {"new_rankings": request_training(out, name)}
+    if settings.action in ("ask", "votes"):
+        from rlhf.commands.loop.asking import ask_people, count_votes
+
+        return (ask_people if settings.action == "ask" else count_votes)(out, settings.round)
     if settings.action == "promote":
         promote(out, settings.round, name)
     elif settings.action == "rollback":
@@ -79,7 +85,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """What the loop does now, or which policy is promoted."""
+    """What the loop does now, which policy is promoted, or what people were asked or said."""
     command = f"rlhf loop --config {shlex.quote(str(settings.out / 'config.yaml'))}"
     if settings.action == "pause":
         when = "has saved its state" if settings.now else "has ended"
@@ -95,10 +101,21 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         return f"{first}No loop runs in {settings.out}. Next: {command}"
     if settings.action == "train":
         return f"The round trains now, with {counted(result['new_rankings'], 'new ranking')}."
+    if settings.action in ("ask", "votes"):
+        return _about_people(settings, result)
     lines = [_line(one) for one in result["history"]] if settings.action == "history" else []
     number = result["round"]
     whose = "No policy is promoted: the model" if number is None else f"Promoted: round {number}"
     return "\n".join([*lines, f"{whose}, {result['policy']}"])
+
+
+def _about_people(settings: Settings, result: dict[str, Any]) -> str:
+    from rlhf.commands.loop.report import describe_round
+
+    if settings.action == "votes":
+        return describe_round(result)
+    votes = f"rlhf runs votes {shlex.quote(str(settings.out))} --round {result['round']}"
+    return f"Queued {counted(result['queued'], 'pair')} for people. Then: {votes}"
 
 
 def _line(one: dict[str, Any]) -> str:

@@ -6,13 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from labeling_app.db.board.overlap import num_open, num_wanted
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.cli import main
+from rlhf.commands.loop.new_rankings import Exported, count_new
+from rlhf.commands.loop.report import build_report, read_rounds
+from rlhf.commands.loop.settings import LoopSettings
+from rlhf.commands.loop.stages import stages_of_round
 from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.records.ranked import read_ranked_file
+from rlhf.run.loops.asking import num_asked, read_asked
 from rlhf.run.rundir import RunDir
 from tests.policies.evaluate.report_pages import require_numbers_of_report
+from tests.rlhf.run.loops.folders import make_loop, make_round
 
 
 @pytest.fixture
@@ -250,3 +257,58 @@ def test_what_is_missing_is_named(run: RunDir, capsys: pytest.CaptureFixture[str
     assert "Queue first, read the votes later." in capsys.readouterr().err
     assert evaluate(RunDir(run.path / "none"), "--from-db", "a.db") == 2
     assert "does not hold a finished evaluate stage" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture
+def loop(done: RunDir, tmp_path: Path) -> Path:
+    """A loop whose round 0 has this evaluation, and whose database one ranking by a person."""
+    out = make_loop(tmp_path / "loop", "m")
+    folder = make_round(out, 0)
+    shutil.rmtree(folder / "evaluate")
+    shutil.copytree(done.path, folder / "evaluate")
+    write_json(folder / "reward" / "report.json", {"accuracy": None})
+    write_json(folder / "rankings" / "manifest.json", {"rankings": 1})
+    write_json(out / "report.json", build_report(read_rounds(out), out, "all are done"))
+    ranked = {"prompt": "Why?", "responses": ["So.", "No."], "tiers": [[0], [1]], "kind": "human"}
+    write_jsonl(tmp_path / "ranked.jsonl", [ranked])
+    assert main(["import", str(tmp_path / "ranked.jsonl"), "--db", str(out / "labels.db")]) == 0
+    return out
+
+
+def test_people_are_asked_about_a_round_and_their_votes_train_nothing(
+    loop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db, asked = loop / "labels.db", RunDir(loop / "round-0" / "evaluate")
+    capsys.readouterr()
+    assert main(["runs", "votes", str(loop)]) == 2
+    assert "error People were not asked about round 0" in capsys.readouterr().err
+    assert main(["runs", "ask", str(loop), "--round", "1"]) == 2
+    assert f"error Round 1 of {loop} is not evaluated" in capsys.readouterr().err
+    for queued in (8, 0):  # four prompts, two other models
+        assert main(["runs", "ask", str(loop), "--json"]) == 0
+        assert printed(capsys) == {"round": 0, "queued": queued}
+    found = read_asked(asked)
+    assert found is not None
+    assert (found.pairs, num_asked(loop)) == (8, 8)
+    assert main(["runs", "votes", str(loop)]) == 2
+    assert "error Nobody has voted on round 0 yet" in capsys.readouterr().err
+    with Store(db) as store:
+        assert num_open(store.connections) == 9  # with the pairs, which people see, too
+        assert num_wanted(store.connections) == 1  # no ranking comes from them
+    records = read_ranked_file(asked.answers)
+    vote(db, "ann", {one.responses[0].id: 1.0 for one in records})
+
+    assert main(["runs", "votes", str(loop), "--json"]) == 0
+    told = printed(capsys)
+    assert (told["judge"], told["outcome"], told["votes"]["given"]) == ("people", "unproven", 4)
+    assert told["win_rate"]["original"]["value"] == 1.0
+    report = RunDir(loop).read_report()
+    assert (report["rounds"], report["stopped"]) == ([told], "all are done")
+
+    export = next(one for one in stages_of_round(LoopSettings(out=loop, model="m"), 0)
+                  if one.name == "export")  # fmt: skip
+    assert count_new(db, Exported(), export.settings())["new"] == 1
+    rankings = tmp_path / "rankings"
+    assert main(["export", "--db", str(db), "--out", str(rankings)]) == 0
+    exported = [one for file in rankings.glob("*.jsonl") for one in read_ranked_file(file)]
+    assert sum(len(one.rankings) for one in exported) == 1

@@ -1,0 +1,92 @@
+"""Asking people about a round of a loop: its evaluation's pairs, and their votes in its reports.
+
+Each is what `rlhf evaluate` does with `--to-db` and `--from-db`, for the loop's own database.
+"""
+
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from rlhf.commands.loop.report import Round, build_report, read_rounds, report_lock
+from rlhf.commands.models import evaluate
+from rlhf.config import read_settings_file
+from rlhf.errors import InputError
+from rlhf.records.jsonl import write_json
+from rlhf.run.loops.asking import read_asked
+from rlhf.run.loops.promotion import evaluated_rounds
+from rlhf.run.rundir import RunDir
+
+
+def ask_people(out: Path, number: int | None) -> dict[str, Any]:
+    """Queue a round's pairs at random places among the open tasks; those that are queued stay.
+
+    Args:
+        out: folder of the loop.
+        number: of the round; None: the newest that is evaluated.
+
+    Returns:
+        The round, and how many pairs are new on the board.
+
+    Raises:
+        InputError: there is no such round, or no pair of different responses.
+    """
+    number, folder = _evaluated(out, number)
+    given = evaluate.run(evaluate.Settings(out=folder, to_db=_database(out), mix=True))
+    return {"round": number, "queued": given["queued"]}
+
+
+def count_votes(out: Path, number: int | None) -> Round:
+    """Read people's votes into the reports of a round and of the loop.
+
+    People are the most trustworthy judge: from then on the round gains by their votes, or does not.
+
+    Args:
+        out: folder of the loop.
+        number: of the round; None: the newest that is evaluated.
+
+    Returns:
+        The round's entry in the report of the loop.
+
+    Raises:
+        InputError: there is no such round, nobody was asked about it, or nobody has voted.
+    """
+    from policies.evaluate.votes import NoVotesError
+
+    number, folder = _evaluated(out, number)
+    if read_asked(RunDir(folder)) is None:
+        raise InputError(
+            f"People were not asked about round {number}",
+            "Press “Ask people about this round” on the page Runs, or type: "
+            f"rlhf runs ask {quote(str(out))} --round {number}",
+        )
+    try:
+        evaluate.run(evaluate.Settings(out=folder, from_db=_database(out)))
+    except NoVotesError:
+        raise InputError(
+            f"Nobody has voted on round {number} yet",
+            "People find its pairs among their tasks on the board. Count again later.",
+        ) from None
+    file = RunDir(out).report_json
+    with report_lock(out):
+        rounds = read_rounds(out)
+        before = RunDir(out).read_report()
+        price = before["cost"]["price_per_hour"]
+        write_json(file, build_report(rounds, out, before["stopped"], price))
+    return rounds[number]
+
+
+def _database(out: Path) -> Path:
+    return Path(read_settings_file(RunDir(out).config_file).get("db") or out / "labels.db")
+
+
+def _evaluated(out: Path, number: int | None) -> tuple[int, Path]:
+    evaluated = evaluated_rounds(out)
+    if not evaluated or number not in (None, *evaluated):
+        which = "No round" if number is None else f"Round {number}"
+        raise InputError(
+            f"{which} of {out} is not evaluated",
+            f"Evaluated are: {', '.join(map(str, evaluated)) or 'no rounds'}. "
+            "Let the loop finish the round first.",
+        )
+    chosen = evaluated[-1] if number is None else number
+    return chosen, out / f"round-{chosen}" / "evaluate"

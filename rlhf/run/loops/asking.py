@@ -1,0 +1,56 @@
+"""The pairs of an evaluation that people were asked about: asked.json in its folder.
+
+`rlhf evaluate --to-db` writes it. The page Runs says by it whether people were asked, and a loop
+that waits for rankings leaves these pairs out: votes are no rankings to train on.
+"""
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rlhf.records.documents import Kinds, read_document
+from rlhf.records.jsonl import write_json
+from rlhf.run.rundir import RunDir
+
+KINDS: Kinds = {"pairs": int, "at": str}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Pairs on the board.
+
+    Args:
+        pairs: how many.
+        at: when they were queued last, in ISO format.
+    """
+
+    pairs: int
+    at: str
+
+
+def write_asked(evaluation: RunDir, pairs: int) -> None:
+    """Keep how many pairs of an evaluation are queued, and that they were just now."""
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    write_json(evaluation.asked_file, asdict(Asked(pairs=pairs, at=at)))
+
+
+def read_asked(evaluation: RunDir) -> Asked | None:
+    """What people were asked about; None if they were not.
+
+    Raises:
+        InputError: the file is broken.
+    """
+    if not evaluation.asked_file.is_file():
+        return None
+    content = read_document(evaluation.asked_file, KINDS)
+    return Asked(pairs=content["pairs"], at=content["at"])
+
+
+def num_asked(out: Path) -> int:
+    """How many pairs of all rounds of a loop people were asked about.
+
+    Raises:
+        InputError: a file is broken.
+    """
+    asked = (read_asked(RunDir(file.parent)) for file in out.glob("round-*/evaluate/asked.json"))
+    return sum(one.pairs for one in asked if one is not None)
