@@ -161,7 +161,6 @@ FILTERS: dict[str, Callable[..., str]] = {
     "interval": _interval,
     "coefficient": _coefficient,
     "percent": _percent,
-    "counted": counted,
 }
 
 

@@ -4,6 +4,7 @@ A lead's values are numbers, yes or no, or one of a few words: nothing that is t
 command. They are written to OUT/lead.yaml, which `rlhf loop` reads after the file itself.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from rlhf.run.rundir import RunDir
 
 Kind = Literal["whole number", "number", "yes or no", "choice"]
 MAX_NUMBER = 1e15
+# `--kl.source` or, of another command, `rlhf reference --store-top-k`.
+_FLAG = re.compile(r"(?:rlhf ([a-z-]+) )?(?<![\w-])--([a-z][a-z0-9.-]*[a-z0-9])")
+_STAGE = re.compile(r"(stages\.[a-z-]+): ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,35 @@ def _fits(setting: OpenSetting, value: Any) -> bool:
     kinds = int if setting.kind == "whole number" else int | float
     is_number = isinstance(value, kinds) and not isinstance(value, bool)
     return is_number and abs(value) < MAX_NUMBER
+
+
+def names_on_page(text: str, group: str = "") -> str:
+    """A text with settings named as on the page in place of flags.
+
+    Args:
+        text: a help text or a message.
+        group: of its settings, such as `stages.ppo`.
+
+    Example: with `stages.ppo`, `--kl.audit-every` is `stages.ppo.kl.audit_every`.
+    """
+
+    def name(flag: "re.Match[str]") -> str:
+        of = f"stages.{flag[1]}" if flag[1] else group
+        return f"{of}{'.' if of else ''}{flag[2].replace('-', '_')}"
+
+    return _FLAG.sub(name, text)
+
+
+def settings_on_page(problem: str, remedy: str) -> tuple[str, str]:
+    """What a command says of its settings, with their names on the page.
+
+    Example: "stages.ppo: --steps is 0" is "stages.ppo.steps is 0".
+    """
+    stage = _STAGE.match(problem)
+    group = stage[1] if stage else ""
+    if stage and problem.startswith("--", stage.end()):
+        problem = problem[stage.end() :]
+    return names_on_page(problem, group), names_on_page(remedy, group)
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:

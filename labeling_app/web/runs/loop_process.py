@@ -1,9 +1,10 @@
 """Starts and steers the loop: a process of its own, which outlives the server.
 
-The command is fixed: `rlhf loop --config FILE --config OUT/lead.yaml`. Nothing that a browser sends
-becomes a word of it.
+The commands are fixed: `rlhf loop --config FILE --config OUT/lead.yaml`, and `rlhf runs ask` or
+`votes` with the number of a round. Nothing else that a browser sends becomes a word of them.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labeling_app.web.runs.loop_file import LoopFile, OpenSetting, flat, nested, read_values
+from labeling_app.web.runs.log_lines import newest_lines
+from labeling_app.web.runs.loop_file import (
+    LoopFile,
+    OpenSetting,
+    flat,
+    nested,
+    read_values,
+    settings_on_page,
+)
 from rlhf.config import merge, read_settings_file, to_yaml
 from rlhf.errors import InputError
 from rlhf.records.jsonl import new_file, write_text_atomically
@@ -26,10 +35,9 @@ from rlhf.run.loops.promotion import promote, roll_back
 from rlhf.run.loops.train_now import request_training
 from rlhf.run.watchdog import read_heartbeats
 
-CHECK_SECONDS = 120
+RLHF = (sys.executable, "-m", "rlhf.cli")
+MAX_SECONDS = 120
 END_SECONDS = 30.0
-LOG_BYTES = 6000
-LOG_LINES = 24
 
 
 class LoopProcess:
@@ -139,6 +147,28 @@ class LoopProcess:
         """
         roll_back(self.file.out, by)
 
+    def ask_people(self, number: int) -> int:
+        """Put the pairs of a round's evaluation on the board. Returns how many are new there.
+
+        Raises:
+            InputError: the round is not evaluated, or the command fails otherwise.
+        """
+        return int(self._ask("ask", number)["queued"])
+
+    def count_votes(self, number: int) -> None:
+        """Read people's votes on these pairs into the reports.
+
+        Raises:
+            InputError: there are none, or the command fails otherwise.
+        """
+        self._ask("votes", number)
+
+    def _ask(self, action: str, number: int) -> dict[str, Any]:
+        """Run in a process of its own, which leaves the board its processor."""
+        words = ["runs", action, str(self.file.out), "--round", str(number), "--json"]
+        found: dict[str, Any] = json.loads(_run([*RLHF, *words]).splitlines()[-1])
+        return found
+
     def values(self) -> dict[str, Any]:
         """What leads have set, by the path of the setting."""
         file = self.file.run.lead_file
@@ -201,40 +231,47 @@ class LoopProcess:
 
     def log(self) -> list[str]:
         """The last lines that the loop has said; empty if it was never started here."""
-        file = self.file.run.log_file
-        if not file.is_file():
-            return []
-        with file.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(0, size - LOG_BYTES))
-            text = stream.read().decode("utf-8", errors="replace")
-        lines = text.splitlines()
-        return [line for line in lines[1 if size > LOG_BYTES else 0 :] if line.strip()][-LOG_LINES:]
+        return newest_lines(self.file.run.log_file)
 
 
 def _command(path: Path) -> list[str]:
-    return [sys.executable, "-m", "rlhf.cli", "loop", "--config", str(path)]
+    return [*RLHF, "loop", "--config", str(path)]
 
 
 def _require_accepted(command: list[str]) -> None:
     """Let the command check its settings, without running anything.
 
     Raises:
-        InputError: it refuses them; the message is its own.
+        InputError: it refuses them; the message is its own, with settings named as on the page.
+    """
+    try:
+        _run([*command, "--dry-run"])
+    except InputError as error:
+        raise InputError(*settings_on_page(error.problem, error.remedy)) from None
+
+
+def _run(command: list[str]) -> str:
+    """What a short command prints.
+
+    Raises:
+        InputError: it fails; the message is its own.
     """
     try:
         done = subprocess.run(
-            [*command, "--dry-run"],
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
-            timeout=CHECK_SECONDS,
+            timeout=MAX_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"The settings could not be checked within {CHECK_SECONDS} seconds", "Try again later."
+            f"The server could not do that within {MAX_SECONDS} seconds", "Try again later."
         ) from None
     if done.returncode:
-        said = done.stderr.strip().removeprefix("error ").splitlines() or ["rlhf loop failed"]
-        raise InputError(said[0], " ".join(line.strip() for line in said[1:]))
+        lines = done.stderr.strip().splitlines()
+        at = max((n for n, line in enumerate(lines) if line.startswith("error ")), default=None)
+        said = ["The command failed"] if at is None else lines[at:]
+        raise InputError(said[0].removeprefix("error "), " ".join(map(str.strip, said[1:])))
+    return done.stdout

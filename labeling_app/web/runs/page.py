@@ -1,15 +1,16 @@
 """What the Runs page shows as of now."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labeling_app.web.lead.frame import Filter
 from labeling_app.web.runs import picture
 from labeling_app.web.runs.loop_process import LoopProcess
-from labeling_app.web.runs.progress import clock, read_rounds
+from labeling_app.web.runs.progress import RoundView, clock, read_rounds
 from rlhf.errors import InputError
 from rlhf.planning.price import cost_in_words
+from rlhf.records.wording import counted
 from rlhf.run.intervals import in_words as rate_in_words
 from rlhf.run.loops.pausing import Pause, read_pause
 from rlhf.run.loops.promotion import (
@@ -46,6 +47,7 @@ class Status:
         may_pause: whether it can be asked to pause.
         may_train: whether it waits for rankings, and can be asked to train with those there are.
         advice: what to do next, if there is something to say.
+        waits_for: what the newest round waits for before it goes on; empty: it does not wait.
     """
 
     name: str
@@ -54,13 +56,37 @@ class Status:
     may_pause: bool = False
     may_train: bool = False
     advice: str = ""
+    waits_for: str = ""
 
 
 def _rate(rate: dict[str, Any] | None) -> str:
     return "–" if rate is None else rate_in_words(rate)
 
 
-FILTERS: dict[str, Filter] = {"duration": duration, "clock": clock, "rate": _rate}
+def left_of(one: RoundView, status: Status) -> str:
+    """How long a round still takes or, while it waits, for what; empty where nobody can know."""
+    if one.is_done:
+        return ""
+    return status.waits_for or (one.left_in_words if status.name == "running" else "")
+
+
+def without_gain(one: RoundView) -> str:
+    """What somebody should know who promotes a policy that is not proven better."""
+    if not one.result:
+        return f"The report of the loop does not say yet whether round {one.number} gained."
+    other = f"the policy of round {one.number - 1}" if one.number else "the original model"
+    rate = one.result["win_rate"]["before"]
+    verb = "lost" if one.result["outcome"] == "worse" else "did not gain"
+    return f"Round {one.number} {verb}: its policy wins {_rate(rate)} against {other}."
+
+
+FILTERS: dict[str, Filter] = {
+    "duration": duration,
+    "clock": clock,
+    "rate": _rate,
+    "left_of": left_of,
+    "without_gain": without_gain,
+}
 
 
 def content(process: LoopProcess) -> dict[str, Any]:
@@ -155,6 +181,14 @@ def how_to_go_on(process: LoopProcess, report: Mapping[str, Any]) -> str:
     return f"Another round cannot start while {why}. Set {what}; then Start appears here."
 
 
+def what_it_waits_for(waiting: Waiting) -> str:
+    """What a round that waits for people has and wants."""
+    if waiting.wanted is None:
+        return f"Waits for its time: {counted(waiting.new, 'new ranking')} so far."
+    wanted = counted(waiting.wanted, "new ranking")
+    return f"Waits for people: {waiting.new:,} of {wanted}."
+
+
 def what_is_missing(waiting: Waiting) -> str:
     """What a lead can do while a round waits for rankings."""
     has_some = waiting.new > 0
@@ -175,17 +209,17 @@ def _running(process: LoopProcess, pause: Pause | None) -> Status:
     words = f"{phase[:1].upper()}{phase[1:]}."
     if pause is None:
         name = "waiting" if phase.startswith("waiting") else "running"
-        waiting = read_waiting(process.file.out) if name == "waiting" else None
-        return Status(
-            name=name,
-            words=words,
-            may_pause=True,
-            may_train=waiting is not None and waiting.new > 0,
-            advice=what_is_missing(waiting) if waiting else "",
-        )
+        waiting = read_waiting(process.file.out)  # also while prompts that have come get responses
+        status = Status(name=name, words=words, may_pause=True)
+        if waiting is None:
+            return status
+        status = replace(status, waits_for=what_it_waits_for(waiting))
+        if name == "running":
+            return status
+        return replace(status, may_train=waiting.new > 0, advice=what_is_missing(waiting))
     if phase.startswith("paused"):
         words = f"Paused by {pause.by} since {clock(pause.at)}."
-        return Status(name="paused", words=words, may_start="Resume")
+        return Status(name="paused", words=words, may_start="Resume", waits_for="Paused.")
     ends = "saves its state and stops" if pause.stops_stage else "ends"
     words += f" {pause.by} has asked for a pause: the loop waits when this {ends}."
     return Status(name="pausing", words=words, may_start="Resume", may_pause=not pause.stops_stage)

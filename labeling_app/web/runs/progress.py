@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from labeling_app.web.runs.loop_file import LoopFile
+from rlhf.run.loops.asking import Asked, read_asked
 from rlhf.run.loops.commands import FOLDERS, read_commands, run_folder
 from rlhf.run.rundir import RunDir
 from rlhf.run.telemetry.progress_count import duration
@@ -52,12 +53,24 @@ class RoundView:
         stages: in the order in which they run.
         result: the round's entry in report.json of the loop, once it is evaluated.
         reports: the pages that can be read: evaluate, reward.
+        asked: what people were asked about, if they were.
     """
 
     number: int
     stages: Sequence[StageView]
     result: Mapping[str, Any] = field(default_factory=dict)
     reports: Sequence[str] = ()
+    asked: Asked | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its stages are done."""
+        return all(stage.status == "done" for stage in self.stages)
+
+    @property
+    def has_gained(self) -> bool:
+        """Whether its evaluation has proven a gain."""
+        return self.result.get("outcome") == "better"
 
     @property
     def left_seconds(self) -> float | None:
@@ -109,6 +122,7 @@ def read_rounds(file: LoopFile, *, is_running: bool) -> list[RoundView]:
                 stages=stages,
                 result=results.get(number, {}),
                 reports=[n for n in ("evaluate", "reward") if report_path(file, number, n)],
+                asked=read_asked(RunDir(file.out / f"round-{number}" / "evaluate")),
             )
         )
     return rounds

@@ -19,10 +19,15 @@ from rlhf.diagnose import as_input_error
 from rlhf.endpoints.request_bodies import read_json
 from rlhf.errors import InputError, RlhfError
 from rlhf.records.documents import REMEDY
+from rlhf.records.wording import counted
 
 PATH = "/lead/runs"
 FILES = Path(__file__).parents[1] / "pages" / "runs"
 STAGES = ("evaluate", "reward")
+WAY_BACK = (
+    '<nav aria-label="Pages for leads" style="max-width: 1080px; margin: 0 auto; '
+    f'padding: 16px 24px 0"><a href="{PATH}">Back to Runs</a></nav>'
+)
 MAX_BODY_BYTES = 20_000
 MAX_ROUND = 100_000
 
@@ -76,7 +81,12 @@ def _add_reports(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
             return frame.broken_page(request, "Runs", error)
         if text is None:
             raise HTTPException(status_code=404, detail="There is no such report.")
-        return HTMLResponse(text, headers={HEADER: policy_of_report(text)})
+        return HTMLResponse(_with_way_back(text), headers={HEADER: policy_of_report(text)})
+
+
+def _with_way_back(report: str) -> str:
+    """A report with a link to the page; the file itself has none, since it is read alone, too."""
+    return report.replace("<body>", f"<body>\n{WAY_BACK}", 1)
 
 
 def _content(process: LoopProcess) -> Payload:
@@ -109,19 +119,21 @@ def _read_report(process: LoopProcess, number: int, stage: str) -> str | None:
 
 
 def answer(process: LoopProcess, name: str, payload: Payload) -> Payload:
-    """Do what a button asks; a refusal has an `error`.
+    """Do what a button asks; a refusal has an `error`, and some successes have a `say`.
 
     Args:
         process: the loop.
         name: of the lead.
         payload: `op`, and what it needs.
     """
-    operations: dict[str, Callable[[], None]] = {
+    operations: dict[str, Callable[[], str | None]] = {
         "start": process.start,
         "pause": lambda: process.pause(name, stops_stage=payload.get("now") is True),
         "train": lambda: process.train_now(name),
         "promote": lambda: process.promote(_round(payload), name),
         "rollback": lambda: process.roll_back(name),
+        "ask": lambda: _asked(process, _round(payload)),
+        "votes": lambda: _counted(process, _round(payload)),
         "change": lambda: process.change(_values(payload)),
         "unset": lambda: process.unset(payload.get("setting")),
     }
@@ -129,12 +141,26 @@ def answer(process: LoopProcess, name: str, payload: Payload) -> Payload:
     if operation is None:
         return {"error": "Unknown operation. Reload the page."}
     try:
-        operation()
+        said = operation()
     except InputError as error:
         return {"error": f"{error.problem}. {error.remedy}"}
     except OSError as error:
         return {"error": f"The server could not do that ({error.strerror})."}
-    return {}
+    return {"say": said} if said else {}
+
+
+def _asked(process: LoopProcess, number: int) -> str:
+    new = process.ask_people(number)
+    if not new:
+        return f"All pairs of round {number} are on the board already."
+    return (
+        f"{counted(new, 'pair')} of round {number} {'is' if new == 1 else 'are'} on the board now."
+    )
+
+
+def _counted(process: LoopProcess, number: int) -> str:
+    process.count_votes(number)
+    return f"The votes on round {number} are counted."
 
 
 def _round(payload: Payload) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cyclopts import CycloptsError
 
-from labeling_app.web.runs.loop_file import Kind, LoopFile, OpenSetting
+from labeling_app.web.runs.loop_file import Kind, LoopFile, OpenSetting, names_on_page
 from rlhf.commands.files import refuse_unknown, settings_from_values
 from rlhf.commands.loop.settings import SECTIONS, LoopSettings
 from rlhf.commands.loop.stages import Stage, require_valid, set_by_loop, stages_of_round
@@ -107,7 +107,7 @@ def _described(name: str, kind: type[Any], path: str, value: Any) -> OpenSetting
         name=name,
         kind="choice" if words else KINDS[one],
         value=value,
-        help=_help(kind, last),
+        help=names_on_page(_help(kind, last), name.removesuffix(path).rstrip(".")),
         choices=tuple(map(str, words)),
         may_be_none=NoneType in options,
     )

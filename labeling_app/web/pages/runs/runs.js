@@ -6,17 +6,9 @@ const shown = new Map(); // the server's text of each part, as it was last shown
 const edited = () => all('#values [name]').filter(field => field.value !== field.dataset.saved);
 let upToDateAt = new Date();
 
-// Where the focus is, in words that survive a new text of the same part.
-function focusedButton() {
-  const { op, now, round } = document.activeElement.dataset; // the settings keep theirs
-  return op && { op, now, round };
-}
-
-function focusAgain({ op, now, round }) {
-  const same = all('#state [data-op]').find(
-    ({ dataset }) => dataset.op === op && dataset.now === now && dataset.round === round);
-  if (same) same.focus();
-}
+// The log shows its end, unless somebody has scrolled away from it.
+const isAtEnd = box => box.scrollHeight - box.scrollTop - box.clientHeight < 20;
+const scrollToEnd = box => { box.scrollTop = box.scrollHeight; };
 
 // Replaces the parts whose text has changed, but not the settings while somebody edits them.
 function replaceParts(text) {
@@ -31,15 +23,15 @@ function replaceParts(text) {
     if (old && shown.get(name) === part.outerHTML) return;
     if (old && name === 'settings' && (hasFocus || edited().length)) return;
     shown.set(name, part.outerHTML);
-    const button = hasFocus ? focusedButton() : null;
-    const details = old && old.querySelector('details');
+    const focused = hasFocus && document.activeElement.id;
+    const opened = old ? [...old.querySelectorAll('details[open]')].map(({ id }) => id) : [];
     const log = old && old.querySelector('pre');
-    const scrolled = log ? log.scrollTop : 0;
+    const scrolled = log && !isAtEnd(log) ? log.scrollTop : null;
     if (old) old.replaceWith(document.adoptNode(part));
     else state.insertBefore(document.adoptNode(part), all('#state > [data-part]')[place] || null);
-    if (details && part.querySelector('details')) part.querySelector('details').open = details.open;
-    if (log) part.querySelector('pre').scrollTop = scrolled;
-    if (button) focusAgain(button);
+    for (const details of part.querySelectorAll('details')) details.open = opened.includes(details.id);
+    for (const box of part.querySelectorAll('pre')) scrolled === null ? scrollToEnd(box) : box.scrollTop = scrolled;
+    if (focused) document.getElementById(focused)?.focus();
   });
 }
 
@@ -74,7 +66,8 @@ state.addEventListener('click', async event => {
   const button = event.target.closest('button[data-op]');
   if (!button || button.ariaDisabled) return;
   button.ariaDisabled = 'true'; // until the answer is there: one press, one request
-  const { op, now, round, setting } = button.dataset;
+  const { op, now, round, setting, wait } = button.dataset;
+  if (wait) say({ say: wait }); // a process is started, which takes seconds
   const said = await post(ADDRESS, { op, now: now === 'yes', round: round && Number(round), setting });
   say(said);
   button.ariaDisabled = null;
@@ -104,4 +97,5 @@ state.addEventListener('submit', async event => {
   if (!said.error) fields.forEach((field, place) => { field.dataset.saved = sent[place]; });
 });
 
+all('#state pre').forEach(scrollToEnd);
 setInterval(() => { if (!document.hidden) refresh(); }, REFRESH_MS);

@@ -12,7 +12,7 @@ from labeling_app.web.access.middleware import USER
 from labeling_app.web.lead.frame import LeadFrame
 from labeling_app.web.runs.loop_file import LoopFile
 from labeling_app.web.runs.loop_process import LoopProcess
-from labeling_app.web.runs.routes import add_runs_page
+from labeling_app.web.runs.routes import WAY_BACK, add_runs_page
 from tests.labeling_app.conftest import run_async
 from tests.rlhf.run.loops.folders import REPORT, make_loop, make_round
 
@@ -52,7 +52,9 @@ def visit(out: Path) -> Open:
 def test_whole_files_make_a_page_and_a_report(visit):
     assert visit("/lead/runs").status_code == 200
     assert visit("/lead/runs/state").status_code == 200
-    assert visit("/lead/runs/0/evaluate").text == REPORT.format(0)
+    report = visit("/lead/runs/0/evaluate").text
+    assert '<a href="/lead/runs">Back to Runs</a>' in report
+    assert report == REPORT.format(0).replace("<body>", f"<body>\n{WAY_BACK}")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from rlhf.commands.loop.opened import read_loop_file
 from rlhf.errors import ConfigError
 from rlhf.records.jsonl import write_json
 from rlhf.run.locks import locked
+from rlhf.run.loops.pausing import request_pause
 from rlhf.run.loops.train_now import (
     Waiting,
     end_waiting,
@@ -106,9 +107,14 @@ def test_what_a_lead_may_change(process: LoopProcess) -> None:
         "stages.ppo.kl.coefficient": 0.2,
     }
     assert change(process, stages__ppo__advantages="rloo") == (
-        "stages.ppo: --advantages rloo compares the responses to one prompt, and "
-        "--batch.samples-per-prompt is 1. Set --batch.samples-per-prompt to 2 or more."
+        "stages.ppo.advantages rloo compares the responses to one prompt, and "
+        "stages.ppo.batch.samples_per_prompt is 1. Set stages.ppo.batch.samples_per_prompt to 2 "
+        "or more."
     )
+    assert process.file.open[0].help.startswith(
+        "People: start the training of a round after this many new rankings. none: only start_at "
+    )
+    assert "with stages.ppo.kl.source reference" in process.file.open[4].help
 
 
 def shown(process: LoopProcess) -> dict[str, Any]:
@@ -144,7 +150,7 @@ def test_later_edits_of_the_file_count_where_no_lead_has_changed_anything(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"stages.ppo.steps": 0}, "stages.ppo: --steps is 0. Give a value of at least 1."),
+        ({"stages.ppo.steps": 0}, "stages.ppo.steps is 0. Give a value of at least 1."),
         ({"rounds": 2.5}, "rounds is '2.5'. Give a whole number."),
         ({"rounds": True}, "rounds is 'True'. Give a whole number."),
         ({"rounds": 10**20}, "rounds is '100000000000000000000'. Give a whole number."),
@@ -255,6 +261,7 @@ def test_a_waiting_round_says_what_a_lead_can_do(process: LoopProcess) -> None:
         write_waiting(out, Waiting(round=1, new=2, wanted=9, possible=6))
         status = status_of(process)
         assert (status.name, status.may_train) == ("waiting", True)
+        assert status.waits_for == "Waits for people: 2 of 9 new rankings."
         assert status.advice == (
             "7 rankings are missing, and the open tasks can give only 6. Import more "
             "prompts on the Data page, or train now."
@@ -276,8 +283,31 @@ def test_a_waiting_round_says_what_a_lead_can_do(process: LoopProcess) -> None:
         assert status_of(process).advice == enough
         assert send(process, "train") == ""
         assert training_requested_by(out, 1) == "lea"
+        write_waiting(out, Waiting(round=1, new=1, wanted=None, possible=7))
+        assert status_of(process).waits_for == "Waits for its time: 1 new ranking so far."
+        sampling = {**beat, "phase": "round 1: generate", "time": time.time()}  # for new prompts
+        write_json(out / "heartbeat" / "rank-00000.json", sampling)
+        status = status_of(process)
+        assert (status.name, status.may_train, status.advice) == ("running", False, "")
+        assert status.waits_for == "Waits for its time: 1 new ranking so far."
         end_waiting(out)
-        assert not status_of(process).may_train
+        assert status_of(process).waits_for == ""
+        request_pause(out, "lea")
+        paused = {**beat, "phase": "paused by lea", "time": time.time()}
+        write_json(out / "heartbeat" / "rank-00000.json", paused)
+        assert (status_of(process).name, status_of(process).waits_for) == ("paused", "Paused.")
+
+
+def test_a_lead_asks_people_about_a_round(process: LoopProcess) -> None:
+    out = make_loop(process.file.out, "m")
+    assert send(process, "ask", round=0) == (
+        f"Round 0 of {out} is not evaluated. Evaluated are: no rounds. Let the loop finish the "
+        "round first."
+    )
+    make_round(out, 0)
+    assert send(process, "votes", round=0).startswith("People were not asked about round 0. Press")
+    assert send(process, "ask", round="0; rm") == "There is no such round. Reload the page."
+    assert send(process, "votes", round=-1) == "There is no such round. Reload the page."
 
 
 def test_start_is_offered_only_where_another_round_can_start(process: LoopProcess) -> None:

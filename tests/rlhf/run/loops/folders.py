@@ -7,7 +7,7 @@ from rlhf.config import to_yaml
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir
 
-REPORT = "<!doctype html><html lang='en'><title>Evaluation</title><h1>Round {}</h1></html>"
+REPORT = "<!doctype html><html lang='en'><title>Evaluation</title><body><h1>Round {}</h1></html>"
 
 
 def make_loop(out: Path, model: str, **stage: Any) -> Path:

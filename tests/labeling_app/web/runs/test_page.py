@@ -1,0 +1,53 @@
+"""What the Runs page says of settings, of the time that is left, and of a round without a gain."""
+
+from dataclasses import replace
+
+from labeling_app.web.runs.loop_file import names_on_page, settings_on_page
+from labeling_app.web.runs.page import Status, left_of, without_gain
+from labeling_app.web.runs.progress import RoundView, StageView
+
+
+def test_help_and_messages_name_settings_as_the_page_does() -> None:
+    help = "With `--kl.source top_k`; needs `rlhf reference --store-top-k`. A pre--set-up stays."
+    assert names_on_page(help, "stages.ppo") == (
+        "With `stages.ppo.kl.source top_k`; needs `stages.reference.store_top_k`. "
+        "A pre--set-up stays."
+    )
+    assert settings_on_page("stages.ppo: 2 --rewards.weights for 1 --reward", "Drop --reward.") == (
+        "stages.ppo: 2 stages.ppo.rewards.weights for 1 stages.ppo.reward",
+        "Drop stages.ppo.reward.",
+    )
+    assert settings_on_page("--new-rankings is none", "Set --start-at.") == (
+        "new_rankings is none",
+        "Set start_at.",
+    )
+
+
+def test_a_round_says_how_long_it_takes_only_while_it_runs() -> None:
+    half = StageView(name="ppo", status="not started", left_seconds=120.0)
+    open_round = RoundView(number=1, stages=[half])
+    left = "About 2 min left, if every stage takes as long as in the round before."
+    assert left_of(open_round, Status(name="running", words="")) == left
+    for name in ("paused", "waiting", "running"):
+        assert left_of(open_round, Status(name=name, words="", waits_for="Paused.")) == "Paused."
+    for name in ("pausing", "failed", "killed", "done"):
+        assert left_of(open_round, Status(name=name, words="")) == ""
+    done = RoundView(number=0, stages=[replace(half, status="done")])
+    assert left_of(done, Status(name="paused", words="", waits_for="Paused.")) == ""
+
+
+def test_who_promotes_without_a_gain_is_told_so() -> None:
+    rate = {"value": 0.44, "low": 0.3, "high": 0.58}
+    found = {"outcome": "unproven", "win_rate": {"before": rate}}
+    one = RoundView(number=0, stages=[], result=found)
+    assert without_gain(one) == (
+        "Round 0 did not gain: its policy wins 44 % (95 % interval 30–58 %) against the original "
+        "model."
+    )
+    worse = RoundView(number=2, stages=[], result={**found, "outcome": "worse"})
+    assert without_gain(worse) == (
+        "Round 2 lost: its policy wins 44 % (95 % interval 30–58 %) against the policy of round 1."
+    )
+    assert without_gain(RoundView(number=1, stages=[])) == (
+        "The report of the loop does not say yet whether round 1 gained."
+    )
