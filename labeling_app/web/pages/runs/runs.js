@@ -8,7 +8,6 @@ let upToDateAt = new Date();
 
 // The log shows its end, unless somebody has scrolled away from it.
 const isAtEnd = box => box.scrollHeight - box.scrollTop - box.clientHeight < 20;
-const scrollToEnd = box => { box.scrollTop = box.scrollHeight; };
 
 // Replaces the parts whose text has changed, but not the settings while somebody edits them.
 function replaceParts(text) {
@@ -30,7 +29,7 @@ function replaceParts(text) {
     if (old) old.replaceWith(document.adoptNode(part));
     else state.insertBefore(document.adoptNode(part), all('#state > [data-part]')[place] || null);
     for (const details of part.querySelectorAll('details')) details.open = opened.includes(details.id);
-    for (const box of part.querySelectorAll('pre')) scrolled === null ? scrollToEnd(box) : box.scrollTop = scrolled;
+    for (const box of part.querySelectorAll('pre')) box.scrollTop = scrolled ?? box.scrollHeight;
     if (focused) document.getElementById(focused)?.focus();
   });
 }
@@ -97,5 +96,5 @@ state.addEventListener('submit', async event => {
   if (!said.error) fields.forEach((field, place) => { field.dataset.saved = sent[place]; });
 });
 
-all('#state pre').forEach(scrollToEnd);
+for (const box of all('#state pre')) box.scrollTop = box.scrollHeight;
 setInterval(() => { if (!document.hidden) refresh(); }, REFRESH_MS);
