@@ -32,9 +32,8 @@ from labeling_app.rankings.agreement import (
     Interval,
     longer_wins,
     mean_interval,
-    ordinal_alpha,
     pair_agreement,
-    ranks,
+    ranking_alpha,
     tau_b,
     top_share_by_position,
 )
@@ -189,7 +188,7 @@ def measure_quality(store: Store) -> Quality:
         people=[_person(name, judgments, by_pair, reliability.get(name), checks) for name in names],
         agreement=mean_interval(task_means),
         tau=mean_interval(taus),
-        alpha=ordinal_alpha(_units(shared)),
+        alpha=ranking_alpha([[judgment.tiers for judgment in group] for group in shared]),
         matrix={pair: (fmean(values), len(values)) for pair, values in by_pair.items()},
         top_by_position=top_share_by_position(
             [(j.tiers, j.shown_order) for j in judgments if not j.is_imported]
@@ -240,16 +239,6 @@ def _agreements(shared: list[list[Judgment]]) -> dict[tuple[str, str], list[floa
             if value is not None:
                 by_pair[a.annotator, b.annotator].append(value)
     return dict(by_pair)
-
-
-def _units(shared: list[list[Judgment]]) -> list[list[int]]:
-    """For every response of every shared task, the place each person gave it."""
-    units = []
-    for group in shared:
-        places = [ranks(judgment.tiers) for judgment in group]
-        for response in group[0].shown_order:
-            units.append([place[response] for place in places if response in place])
-    return units
 
 
 def _person(

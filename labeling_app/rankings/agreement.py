@@ -7,7 +7,8 @@ pairs: 72.6 % between labelers and 77.3 % with researchers (InstructGPT, arXiv 2
 (HH, arXiv 2204.05862).
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import combinations
 from statistics import fmean
@@ -50,7 +51,47 @@ def _tau_b(x: tuple[int, ...], y: tuple[int, ...]) -> float | None:
     return float(kendalltau(x, y, variant="b").statistic)
 
 
-def ordinal_alpha(units: Sequence[Sequence[int]]) -> float | None:
+def mean_ranks(tiers: Tiers) -> dict[str, float]:
+    """The rank of every response, best 1; tied ones share the mean of theirs.
+
+    [["b"], ["a", "c"]] → {"b": 1.0, "a": 2.5, "c": 2.5}: the worst of three stays near rank 3.
+    """
+    found: dict[str, float] = {}
+    for tier in tiers:
+        found |= dict.fromkeys(tier, len(found) + (len(tier) + 1) / 2)
+    return found
+
+
+def ranking_alpha(tasks: Iterable[Sequence[Tiers]]) -> float | None:
+    """Krippendorff's alpha of rankings: what is judged are responses, the values are their ranks.
+
+    Only rankings of the same responses of a task are compared, because a rank among two responses
+    is none among four. For the same reason every number of responses has an alpha of its own;
+    the result is their mean, each weighted by its number of values. In one pool, rankings drawn by
+    chance would seem to agree: the best of two and the best of nine both have low ranks.
+
+    Args:
+        tasks: the rankings of each.
+
+    Returns:
+        Alpha, or None when nothing was judged twice.
+    """
+    units: dict[int, list[list[float]]] = defaultdict(list)
+    for rankings in tasks:
+        of_same: dict[frozenset[str], list[dict[str, float]]] = defaultdict(list)
+        for tiers in rankings:
+            found = mean_ranks(tiers)
+            of_same[frozenset(found)].append(found)
+        for several in of_same.values():
+            if len(several) > 1:
+                units[len(several[0])] += [[one[name] for one in several] for name in several[0]]
+    alphas = [(ordinal_alpha(of), sum(map(len, of))) for of in units.values()]
+    known = [(alpha, number) for alpha, number in alphas if alpha is not None]
+    total = sum(number for _, number in known)
+    return sum(alpha * number for alpha, number in known) / total if known else None
+
+
+def ordinal_alpha(units: Sequence[Sequence[float]]) -> float | None:
     """Krippendorff's alpha for ordinal values: 1 perfect, 0 what chance gives.
 
     α = 1 - D_observed / D_expected with the ordinal distance

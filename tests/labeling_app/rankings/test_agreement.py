@@ -1,13 +1,17 @@
 """Numbers worked by hand, and Krippendorff's own example."""
 
+from itertools import permutations
+
 import pytest
 
 from labeling_app.rankings.agreement import (
     MIN_VALUES,
     longer_wins,
     mean_interval,
+    mean_ranks,
     ordinal_alpha,
     pair_agreement,
+    ranking_alpha,
     ranks,
     tau_b,
     top_share_by_position,
@@ -68,6 +72,40 @@ def test_alpha_by_hand():
     assert ordinal_alpha([[1, 2], [1, 2]]) == pytest.approx(-0.5)
     assert ordinal_alpha([[1], [2]]) is None
     assert ordinal_alpha([[1, 1], [1, 1]]) is None
+
+
+def strict(order: str) -> list[list[str]]:
+    return [[name] for name in order]
+
+
+def test_rankings_by_chance_have_no_alpha_whatever_their_lengths():
+    # Everything that two people can say of two and of three responses, each once. Both marginals
+    # are uniform, so D_o = D_e · (n - 1) / n and alpha = 1/n of n values: 16 of the pairs of two
+    # people on two responses, 216 on three.
+    tasks = [
+        [strict(a), strict(b)]
+        for names in ("ab", "abc")
+        for a in permutations(names)
+        for b in permutations(names)
+    ]
+    assert ranking_alpha(tasks[:4]) == pytest.approx(1 / 16)
+    assert ranking_alpha(tasks[4:]) == pytest.approx(1 / 216)
+    assert ranking_alpha(tasks) == pytest.approx((16 / 16 + 216 / 216) / (16 + 216))
+
+
+def test_alpha_takes_rankings_of_other_responses_for_nothing():
+    whole, part = strict("abcd"), strict("cd")  # c and d are third and fourth, or first and second
+    assert ranking_alpha([[whole, part]]) is None
+    assert ranking_alpha([[whole, whole, part]]) == 1.0
+    assert ranking_alpha([[whole], []]) is None
+
+
+def test_tied_responses_share_their_mean_rank_in_alpha():
+    tied = [["a", "b", "c"], ["d"]]
+    assert mean_ranks(tied) == {"a": 2, "b": 2, "c": 2, "d": 4}
+    # Values 1,2 | 2,2 | 3,2 | 4,4: n = 1, 4, 1, 2, with middles 0.5, 3, 5.5, 7.
+    # D_o: 2 · 2.5² + 2 · 2.5² = 25. D_e: 2 (4·6.25 + 4·6.25 + 25 + 8·16 + 2·42.25 + 2·2.25) / 7.
+    assert ranking_alpha([[strict("abcd"), tied]]) == pytest.approx(1 - 25 / (584 / 7))
 
 
 def test_intervals():
