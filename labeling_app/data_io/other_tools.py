@@ -102,13 +102,11 @@ def _columns(value: JsonObject, question: str) -> list[JsonObject]:
 def _read_record(fields: JsonObject, answers: Mapping[str, Sequence[JsonObject]]) -> Judged:
     names = _response_names(fields)
     prompt = _prompt_of(fields, names)
-    submitted = [one for said in answers.values() for one in said if _is_submitted(one)]
-    judgments = []
-    for one in submitted:
-        tiers = _ranked(one.get("value"), names)
-        if tiers:
-            judgments.append(Judgment(annotator=f"argilla-{one.get('user_id')}", tiers=tiers))
-    if submitted and not judgments:
+    submitted = {
+        name: [one for one in said if _is_submitted(one)] for name, said in answers.items()
+    }
+    judgments = [one for said in submitted.values() for one in _judgments(said, names)]
+    if any(submitted.values()) and not judgments:
         raise InputError(
             f"No answer names the responses {list(names)}",
             "Read are answers to a ranking question over the names of the fields, and to a label "
@@ -119,6 +117,21 @@ def _read_record(fields: JsonObject, answers: Mapping[str, Sequence[JsonObject]]
         texts=tuple(str(fields[name]) for name in names),
         judgments=tuple(judgments),
     )
+
+
+def _judgments(answers: Sequence[JsonObject], names: Sequence[str]) -> Iterator[Judgment]:
+    """The judgments in the answers to one question; none where it asks for something else."""
+    read = [(one, _ranked(one.get("value"), names)) for one in answers]
+    if not any(tiers for _, tiers in read):
+        return
+    for one, tiers in read:
+        if not tiers:
+            raise InputError(
+                f"An answer of Argilla is {one.get('value')!r:.80}, and others to the same "
+                f"question name the responses {list(names)}",
+                "Write an order of these names in its place (equal ranks tie), or remove it.",
+            )
+        yield Judgment(annotator=f"argilla-{one.get('user_id')}", tiers=tiers)
 
 
 def _is_submitted(answer: JsonObject) -> bool:
@@ -144,11 +157,16 @@ def _ranked(value: Any, names: Sequence[str]) -> Tiers | None:
     if not all(isinstance(name, str) and name in place for name in named):
         return None
     ranks: list[Any] = [one.get("rank") if isinstance(one, dict) else None for one in value]
-    if all(isinstance(rank, int) for rank in ranks):  # equal ranks tie
+    if all(is_finite_number(rank) for rank in ranks):  # equal ranks tie
         return [
             [place[name] for name, one in zip(named, ranks, strict=True) if one == rank]
             for rank in sorted(set(ranks))
         ]
+    if any(rank is not None for rank in ranks):
+        raise InputError(
+            f"An answer of Argilla has the ranks {ranks!r:.80}",
+            "Give each response a number, 1 for the best, or none of them any.",
+        )
     return [[place[name]] for name in named]
 
 
@@ -227,7 +245,15 @@ def _result_tiers(result: JsonObject, names: Sequence[str]) -> Tiers | None:
                 'Write tiers for these tasks: {"prompt": …, "responses": […], "tiers": …}.',
             )
         order = order[buckets[0]]
-    return _ranked([str(one) for one in _list(order or [], "ranker")], names)
+    order = [str(one) for one in _list(order or [], "ranker")]
+    tiers = _ranked(order, names)
+    if order and not tiers:
+        raise InputError(
+            f"A ranker result of Label Studio orders {order!r:.80}, and the responses are called "
+            f"{list(names)!r:.80}",
+            EXPORT_AGAIN,
+        )
+    return tiers
 
 
 def _require_sides(names: Sequence[str]) -> None:

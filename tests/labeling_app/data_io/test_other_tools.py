@@ -54,6 +54,12 @@ def ranker(value: object, completed_by: object = 4) -> dict:
     return {"id": 2, "data": {"question": "Hi?", "items": ITEMS}, "annotations": [annotation]}
 
 
+def ranked(first: object, second: object) -> dict:
+    """An answer of Argilla that gives two responses these ranks."""
+    ranks = [{"value": "response_1", "rank": first}, {"value": "response_2", "rank": second}]
+    return {"value": ranks, **BY_U1}
+
+
 def judged(value: dict) -> list[tuple[str, list[list[str]]]]:
     """Who ranks which texts how."""
     entry = read_entry(value, Defaults())
@@ -87,6 +93,14 @@ def test_equal_ranks_of_argilla_tie() -> None:
     assert judged({**ARGILLA, "responses": said}) == [("argilla-u1", [["yes"], ["no", "maybe"]])]
 
 
+@pytest.mark.parametrize("ranks", [(2.0, 1.0, 3.0), (2, 1, 3), (1.5, -1, 2)])
+def test_ranks_of_argilla_decide_whatever_the_order_they_stand_in(ranks: tuple) -> None:
+    named = [{"value": f"response_{n}", "rank": rank} for n, rank in enumerate(ranks, start=1)]
+    said = {"preference": [{"value": named, **BY_U1}]}
+    expected = [("argilla-u1", [["yes"], ["no"], ["maybe"]])]
+    assert judged({**ARGILLA, "responses": said}) == expected
+
+
 def test_a_record_that_nobody_judged_is_a_task() -> None:
     assert judged({**ARGILLA, "responses": {}}) == []
     assert judged({**PAIRWISE, "annotations": []}) == []
@@ -103,6 +117,7 @@ def test_orders_of_label_studio_are_read(order: object) -> None:
 
 SIDES = {**PAIRWISE, "data": {"prompt": "Hi?", "text_3": "no", "text_4": "yes"}}
 TWO_GROUPS = {"prompt": "Hi?", "a_1": "x", "a_2": "y", "b_1": "x", "b_2": "y"}
+TIE = [{"value": "response_2", **BY_U1}, {"value": "tie", **BY_U1, "user_id": "u2"}]
 MIN = {"id": 1, "annotator": 2, "annotation_id": 3, "lead_time": 4.5, "pw": "left", **TEXTS}
 REFUSED = {
     "JSON-MIN": ({"prompt": "Hi?", **MIN}, "This is Label Studio's JSON-MIN"),
@@ -112,6 +127,10 @@ REFUSED = {
     "no prompt": ({**ARGILLA, "fields": {"x": "Hi?", "y": "Ho", **TEXTS}}, "is the prompt"),
     "two prompts": ({**ARGILLA, "fields": {"prompt": "a", "query": "b", **TEXTS}}, "is the prompt"),
     "ratings": ({**ARGILLA, "responses": {"q": [{"value": 3, **BY_U1}]}}, "names the resp"),
+    "a tie beside a label": ({**ARGILLA, "responses": {"q": TIE}}, "answer of Argilla is 'tie'"),
+    "ranks as text": ({**ARGILLA, "responses": {"q": [ranked("2", "1")]}}, r"ranks \['2', '1'\]"),
+    "a rank missing": ({**ARGILLA, "responses": {"q": [ranked(2, None)]}}, r"ranks \[2, None\]"),
+    "unknown item": (ranker(["m2", "m9"]), r"orders \['m2', 'm9'\], and the responses"),
     "no status": (
         {**ARGILLA, "responses": {"q": [{"value": ["response_1"], "user_id": "u1"}]}},
         r"the status None, so it may be a draft\n  Argilla's to_json leaves the status out",
