@@ -48,6 +48,7 @@ from rlhf.modeling.tokens import using_all_cores
 from rlhf.parallel.distributed import on_main
 from rlhf.ranks import is_main_process
 from rlhf.records import pairs as ranked_pairs
+from rlhf.records import reliability as annotator_reliability
 from rlhf.records import schema, thumbs
 from rlhf.records.documents import read_document
 from rlhf.records.fingerprints import file_hash, text_hash
@@ -64,7 +65,7 @@ MAX_REFERENCE_OUTPUTS = 512
 PACKAGES = ("transformers", "tokenizers", "pyarrow")
 CODE = (
     *(annotators, groups, reliability, stored_groups, sys.modules[__name__]),
-    *(chat_template, pairs, thinking, tokens, ranked_pairs, schema, thumbs),
+    *(chat_template, pairs, thinking, tokens, ranked_pairs, annotator_reliability, schema, thumbs),
 )
 
 

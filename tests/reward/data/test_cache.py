@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,16 @@ from tokenizers import processors
 from reward.data import cache, groups, stored_groups
 from reward.data.groups import PointwiseRules
 from reward.data.loading import read_data
+from reward.data.reliability import weights_of
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import set_end_tokens
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.fingerprints import text_hash
+from rlhf.records.pairs import pairs_of_tiers
 from rlhf.records.ranked import read_ranked
+from rlhf.records.reliability import run_em
 from rlhf.records.schema import Sampling
+from rlhf.records.thumbs import pointwise_judgments
 from tests.reward.conftest import build_record, export, thumbed
 from tests.reward.data.grouping import build_groups
 from tests.servers.commands import start_group
@@ -124,6 +129,11 @@ def test_whatever_decides_the_tokens_decides_the_name(variety, tiny_model, monke
     assert source.describe() != before
 
 
+@pytest.mark.parametrize("function", [run_em, weights_of, pairs_of_tiers, pointwise_judgments])
+def test_the_code_that_judgments_and_their_weights_come_from_decides_the_name(function):
+    assert sys.modules[function.__module__] in cache.CODE
+
+
 def test_a_template_that_tells_the_day_is_read_anew_every_day(variety, tiny_model, monkeypatch):
     tokenizer = load_tokenizer(str(tiny_model))
     settings = reward_settings(rankings=variety, model=str(tiny_model), out=variety / "o")
@@ -221,6 +231,7 @@ import os, sys
 from pathlib import Path
 from reward.data import cache
 from reward.data.loading import read_data
+from reward.data.reliability import weights_of
 from rlhf.errors import InputError
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
