@@ -9,11 +9,20 @@ Differs from the paper: one number in place of a confusion matrix, and one right
 judgment added to everybody's count, a Beta(2, 2) prior (Raykar et al., JMLR 11, 2010, section 3),
 so that few judgments stay near chance. Ties are left out: where the chance of a tie does not depend
 on which response is better, ties cancel from the posterior.
+
+Intervals are of the profile likelihood: every a_j for which some accuracies of the others explain
+the votes nearly as well. Nobody knows the truth, so agreement alone often leaves open who of two
+is right more often, and then both intervals are wide. Pairs of one ranking are not independent: the
+likelihood counts for as much less as they resemble each other, the design effect of Rao and Scott
+(Journal of the American Statistical Association 76, 1981).
+
+Letters: I items, J annotators, V votes.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -22,6 +31,11 @@ from numpy import ndarray
 
 TOLERANCE = 1e-7  # of reliability, between two steps of EM
 MOST_STEPS = 1000
+LEVEL = 0.95
+EDGE = 1e-3  # the share of a or of 1 − a beyond which an interval goes to 0 or 1
+PROFILE_TOLERANCE = 1e-5
+PROFILE_STEPS = 200
+WALK = 20  # steps to the end of an interval
 
 Item = tuple[str, str, str]  # what was judged, and two of its responses in the order of their ids
 
@@ -40,8 +54,7 @@ class Reliability:
     """The probability that an annotator's preference is right, and its 95 % interval.
 
     `shared` counts the judged pairs that somebody else judged, too. Where there are none, `value`
-    is the mean of the others' and there is no interval. The interval takes the estimated number of
-    right judgments as counted, and pairs of one ranking as independent.
+    is the mean of the others' and there is no interval.
     """
 
     value: float
@@ -78,10 +91,18 @@ def reliability_of_shared(votes: Sequence[Vote]) -> dict[str, Reliability]:
     item = np.array([numbers[vote.item] for vote in shared])
     sign = np.array([1.0 if vote.first_wins else -1.0 for vote in shared])
     accuracy = run_em(item, annotator, sign)
-    counts = np.bincount(annotator)
+    signs = np.zeros((len(numbers), len(who)))
+    signs[item, annotator] = sign
+    _, judged = np.unique([what for what, _, _ in numbers], return_inverse=True)
     return {
-        str(name): _with_interval(float(value), int(count))
-        for name, value, count in zip(who, accuracy, counts, strict=True)
+        str(name): Reliability(float(value), *interval, int(count))
+        for name, value, interval, count in zip(
+            who,
+            accuracy,
+            find_intervals(signs, judged, accuracy),
+            np.bincount(annotator),
+            strict=True,
+        )
     }
 
 
@@ -119,8 +140,106 @@ def run_em(
     return accuracy
 
 
-def _with_interval(value: float, number: int) -> Reliability:
-    from scipy.stats import binomtest  # as above
+def find_intervals(
+    signs: Float[ndarray, "I J"], judged: Int[ndarray, " I"], accuracy: Float[ndarray, " J"]
+) -> list[tuple[float, float]]:
+    """For every annotator the interval of 95 % around the accuracy that `run_em` has found.
 
-    interval = binomtest(round(value * number), number).proportion_ci(method="wilson")
-    return Reliability(value, float(interval.low), float(interval.high), number)
+    It ends where 2 (log L − log L_j(v)) = D_j · χ²(.95), with L_j(v) the highest posterior density
+    where a_j = v, and D_j the design effect; at 0 or 1 if that is nowhere.
+
+    Args:
+        signs: 1 or -1 of each vote as in `run_em`, 0 where there is none.
+        judged: the prompt or task of each item, counted from 0.
+        accuracy: a.
+    """
+    from scipy.stats import chi2  # as above
+
+    first = signs[np.arange(len(signs)), (signs != 0).argmax(axis=1)]
+    # items on which the same people agree and differ are counted once
+    patterns, counts = np.unique(signs * first[:, None], axis=0, return_counts=True)
+    highest = _log_posterior(patterns, counts, accuracy)
+    allowed = chi2.ppf(LEVEL, 1) / 2 * _design_effects(signs, judged, accuracy)
+
+    def left(v: float, annotator: int) -> float:
+        best = _fit_others(patterns, counts, accuracy, annotator, v)
+        return float(_log_posterior(patterns, counts, best) - highest + allowed[annotator])
+
+    return [
+        (
+            _find_end(partial(left, annotator=number), a, EDGE * a, 0.0),
+            _find_end(partial(left, annotator=number), a, 1 - EDGE * (1 - a), 1.0),
+        )
+        for number, a in enumerate(accuracy.tolist())
+    ]
+
+
+def _find_end(left: Callable[[float], float], inside: float, last: float, beyond: float) -> float:
+    """Where `left` first falls below 0 on the way to `last`; `beyond` if it does not.
+
+    First, because accuracies of 1 − a explain all votes as well as a: everybody wrong for right.
+    """
+    from scipy.optimize import brentq  # as above
+
+    for outside in np.linspace(inside, last, WALK + 1)[1:].tolist():
+        if left(outside) < 0:
+            return float(brentq(left, inside, outside, xtol=1e-3))
+        inside = outside
+    return beyond
+
+
+def _log_posterior(
+    patterns: Float[ndarray, "U J"], counts: Int[ndarray, " U"], accuracy: Float[ndarray, " J"]
+) -> float:
+    """Σ_j (n_j / 2 + 1) log a_j (1 − a_j) + Σ_u c_u log cosh(l_u / 2).
+
+    l are the log-odds of the E step. This is the density that `run_em` makes highest: an item's
+    votes have the likelihood ½ Π_j P(right) + ½ Π_j P(wrong), by which of the two responses wins.
+    """
+    from scipy.special import logit
+
+    odds = patterns @ logit(accuracy)
+    number = counts @ np.abs(patterns)
+    spread = np.logaddexp(odds / 2, -odds / 2) - np.log(2)
+    return float((number / 2 + 1) @ np.log(accuracy * (1 - accuracy)) + counts @ spread)
+
+
+def _fit_others(
+    patterns: Float[ndarray, "U J"],
+    counts: Int[ndarray, " U"],
+    accuracy: Float[ndarray, " J"],
+    annotator: int,
+    v: float,
+) -> Float[ndarray, " J"]:
+    """The most likely accuracies with that of one annotator fixed at v: EM as in `run_em`."""
+    from scipy.special import expit, logit
+
+    number = counts @ np.abs(patterns)
+    found = accuracy.copy()
+    found[annotator] = v
+    for _ in range(PROFILE_STEPS):
+        lead = expit(patterns @ logit(found)) - 0.5
+        before, found = found, (1 + number / 2 + (counts * lead) @ patterns) / (2 + number)
+        found[annotator] = v
+        if np.abs(found - before).max() < PROFILE_TOLERANCE:
+            break
+    return found
+
+
+def _design_effects(
+    signs: Float[ndarray, "I J"], judged: Int[ndarray, " I"], accuracy: Float[ndarray, " J"]
+) -> Float[ndarray, " J"]:
+    """By how much the variance of Σ_i (P(y_ij is right) − a_j) exceeds that of independent items.
+
+    At least 1; with the sum over items of each prompt or task in the place of single items.
+    """
+    from scipy.special import expit, logit
+
+    first = expit(signs @ logit(accuracy))[:, None]
+    surplus = np.where(signs == 0, 0, np.where(signs > 0, first, 1 - first) - accuracy)
+    number = int(judged.max()) + 1
+    sums = np.zeros((number, signs.shape[1]))
+    np.add.at(sums, judged, surplus)
+    together, alone = (sums**2).sum(axis=0), (surplus**2).sum(axis=0)
+    effects: Float[ndarray, " J"] = together / alone * number / max(number - 1, 1)
+    return np.maximum(effects, 1)

@@ -15,7 +15,7 @@ from rlhf.cli import main
 from rlhf.commands.models.train_reward import describe_report
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import file_hash
-from rlhf.records.reliability import Reliability, Vote, run_em
+from rlhf.records.reliability import Reliability, Vote, _log_posterior, find_intervals, run_em
 from tests.reward.conftest import build_record, export
 from tests.settings import reward_settings
 
@@ -107,6 +107,55 @@ def test_two_annotators_share_what_they_agree_on():
     ]
     found = estimate_reliability(votes, ["ann", "bob"])
     assert [one.value for one in found.values()] == pytest.approx([0.9, 0.9], abs=1e-3)
+    # Who of them errs is unknown: (2a − 1)(2b − 1) = .64 also where a is 1 and b is .82.
+    for one in found.values():
+        assert one.low == pytest.approx(0.82, abs=0.01)
+        assert one.high > 0.99
+
+
+def test_the_log_posterior_is_that_of_two_coins_by_hand():
+    # Three items on which they agree, one on which they differ, each likely by ½ · .62 and ½ · .38
+    # with .62 = .8 · .7 + .2 · .3 and .38 = .8 · .3 + .2 · .7; the prior is a(1 − a) b(1 − b).
+    patterns, counts = np.array([[1.0, 1.0], [1.0, -1.0]]), np.array([3, 1])
+    expected = 3 * log(0.62 / 2) + log(0.38 / 2) + log(0.16 * 0.21)
+    found = _log_posterior(patterns, counts, np.array([0.8, 0.7]))
+    assert found == pytest.approx(expected)
+
+
+def test_pairs_of_one_prompt_that_always_agree_count_once():
+    random = np.random.default_rng(3)
+    truth = random.choice([-1.0, 1.0], size=(400, 1))
+    votes = truth * np.where(random.random((400, 3)) < [0.8, 0.75, 0.7], 1, -1)
+
+    def intervals(times: int, prompts: np.ndarray) -> np.ndarray:
+        signs = votes.repeat(times, axis=0)
+        item, annotator = np.nonzero(signs)
+        accuracy = run_em(item, annotator, signs[item, annotator])
+        return np.array(find_intervals(signs, prompts, accuracy))
+
+    once = intervals(1, np.arange(400))
+    assert intervals(6, np.arange(400).repeat(6)) == pytest.approx(once, abs=0.02)
+    alone = intervals(6, np.arange(2400))
+    assert (once[:, 0] > 0.6).all()  # not the 1 − a that explain all votes as well
+    assert (np.diff(alone) < 0.6 * np.diff(once)).all()
+
+
+def test_intervals_of_rankings_contain_the_truth():
+    """Three people rank four responses; the third by chance, so the others cannot be told apart."""
+    random = np.random.default_rng(0)
+    noise = np.array([0.5, 1.0, 1e6])[:, None]  # of the quality that each of them sees
+    truth = 0.5 + np.arctan(1 / noise.ravel()) / np.pi  # of a pair of qualities ~ N(0, 1)
+    first, second = np.triu_indices(4, 1)
+    contained = np.zeros(3)
+    for _ in range(25):
+        quality = random.normal(size=(40, 1, 4)) + noise * random.normal(size=(40, 3, 4))
+        signs = np.sign(quality[..., first] - quality[..., second])  # prompts, people, pairs
+        signs = signs.transpose(0, 2, 1).reshape(-1, 3)
+        item, annotator = np.nonzero(signs)
+        accuracy = run_em(item, annotator, signs[item, annotator])
+        found = find_intervals(signs, np.arange(40).repeat(6), accuracy)
+        contained += [low <= value <= high for (low, high), value in zip(found, truth, strict=True)]
+    assert (contained >= 21).all()  # of 25; binomial intervals of right pairs contain 14, 5 and 22
 
 
 def test_weights_are_log_odds_over_the_largest():
