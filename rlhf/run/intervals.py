@@ -1,8 +1,10 @@
-"""The minimum sample for an interval, what a rate proves, and a rate with its interval in words."""
+"""The minimum sample for an interval, the interval of a share, what a rate proves, and in words."""
 
 from collections.abc import Mapping
+from math import sqrt
 from typing import Any, Literal
 
+NORMAL_975 = 1.959964  # 97.5 % of a normal distribution are below it
 MIN_PROMPTS = 5  # resampling fewer gives intervals that are far too narrow
 TOO_FEW = "too few prompts for an interval"
 SIGNIFICANCE = 0.05
@@ -23,6 +25,21 @@ def outcome(rate: Mapping[str, Any]) -> Outcome:
     if low > 0.5:
         return "better"
     return "worse" if high < 0.5 else "unproven"
+
+
+def share_of(successes: int, number: int) -> dict[str, float] | None:
+    """A share with its 95 % interval (Wilson, 1927), as `value`, `low` and `high`; None of none.
+
+    (p + z²/2n ± z √(p (1 − p) / n + z²/4n²)) / (1 + z²/n)
+
+    Example: 8 of 10 is 0.8, from 0.49 to 0.94.
+    """
+    if not number:
+        return None
+    share, square = successes / number, NORMAL_975**2 / number
+    middle = (share + square / 2) / (1 + square)
+    half = sqrt(square * share * (1 - share) + square**2 / 4) / (1 + square)
+    return {"value": share, "low": max(0.0, middle - half), "high": min(1.0, middle + half)}
 
 
 def in_words(rate: Mapping[str, Any]) -> str:

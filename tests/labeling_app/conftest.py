@@ -44,6 +44,7 @@ def quality_page(store: Store, *, is_old: bool = False) -> str:
         "is_old": is_old,
         "work": open_work(store),
         "served": [],
+        "alone": [],
     }
     return frame.render(TEMPLATE, sender, PATH, **values)
 

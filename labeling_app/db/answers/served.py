@@ -18,6 +18,7 @@ from labeling_app.db.rankings import insert_ranking, retire
 from labeling_app.db.store import Store, ensure_annotator
 from rlhf.records.schema import Ranking, content_id
 from rlhf.records.served import ServedResponse, Variant
+from rlhf.run.intervals import share_of
 
 ThumbCounts = dict[str, tuple[int, int]]
 
@@ -112,6 +113,17 @@ def count_thumb(db: Database, served: ServedResponse, *, is_up: bool) -> None:
                    SELECT 1 FROM served o
                    WHERE o.conversation = served.conversation AND o.thumb IS NOT NULL)"""
     db.execute(query, [int(is_up), served.id])
+
+
+def served_alone(connections: Connections) -> list[dict[str, Any]]:
+    """What each `model` answered outside comparisons: `responses`, thumbs `up`, `down`, `share`.
+
+    Responses are those that were kept, also if they have been deleted since; of the thumbs of a
+    conversation the first counts, as in comparisons. `share` is that of `up`, as of `share_of`.
+    """
+    query = "SELECT model, responses, up, down FROM served_counts ORDER BY responses DESC, model"
+    rows = connections.db.query(query)
+    return [{**row, "share": share_of(row["up"], row["up"] + row["down"])} for row in rows]
 
 
 # ---------------------------------------------------------------------------------------- feedback

@@ -6,6 +6,7 @@ from anyio import to_thread
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
+from labeling_app.db.answers.served import served_alone
 from labeling_app.db.store import Store
 from labeling_app.quality.report import open_work, state_of_rankings
 from labeling_app.web.lead.frame import LeadFrame
@@ -38,6 +39,7 @@ def add_quality_page(
             "is_old": measured.state != state_of_rankings(store),
             "work": open_work(store),
             "served": compared_policies(store, compare),
+            "alone": served_alone(store.connections),
         }
 
     @app.get(PATH)

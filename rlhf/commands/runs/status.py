@@ -12,6 +12,7 @@ from rlhf.commands.idle_settings import refuse_idle
 from rlhf.commands.models import distill, dpo, evaluate, ppo, reference, sft, train_reward
 from rlhf.commands.runs import loop
 from rlhf.errors import ConfigError
+from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf status runs/first runs/second"
 STAGES = {
@@ -38,8 +39,9 @@ class Settings:
     )
     """Folders of runs or of single stages, or a folder of runs."""
     db: Path | None = None
-    """A label database with feedback on served policies: shows the thumbs of every comparison
-    (`rlhf serve --against`). The results stay valid however often you look."""
+    """A label database with feedback on served policies (`rlhf serve`): shows how many responses
+    and thumbs each policy has, and compares two (`--against`). The comparisons stay valid however
+    often you look."""
     full: bool = False
     """Also show settings, last steps, reports and curves, side by side."""
 
@@ -67,7 +69,7 @@ def run(settings: Settings) -> dict[str, Any]:
         },
         "differing_settings": differing_settings(runs),
     }
-    return found | ({"comparisons": _comparisons(settings.db)} if settings.db else {})
+    return found | (_thumbs(settings.db) if settings.db else {})
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
@@ -80,27 +82,41 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if len(result["compared"]) > 1 and not settings.full:
         parts.insert(0, comparison(result["compared"]))
     if settings.db:
+        if result["served"]:
+            parts.append("\n".join(map(_describe_served, result["served"])))
         parts += map(describe_comparison, result["comparisons"])
-        if not result["comparisons"]:
-            parts.append(f"{settings.db} holds no comparison: rlhf serve --policy RUN --against M")
+        if not (result["served"] or result["comparisons"]):
+            parts.append(
+                f"{settings.db} holds no response of a served policy: "
+                f"rlhf serve --policy RUN --db {settings.db}"
+            )
     return "\n\n".join(parts)
 
 
-def _comparisons(db: Path) -> list[dict[str, Any]]:
-    """Every comparison of two served policies, the newest last."""
-    from labeling_app.db.answers.served import comparisons
+def _thumbs(db: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every policy that was served by itself, and every comparison of two, the newest last."""
+    from labeling_app.db.answers.served import comparisons, served_alone
     from labeling_app.db.store import Store
     from policies.serving.thumbs.comparison import compare_thumbs
 
     with Store(db, read_only=True) as store:
-        rows = comparisons(store.connections)
+        rows, served = comparisons(store.connections), served_alone(store.connections)
     found = []
     for row in rows:
         compared = compare_thumbs(row["thumbs"])
         for variant in ("policy", "against"):
             compared[variant]["name"] = row[variant]
         found.append({"share": row["share"], "started_at": row["started_at"], **compared})
-    return found
+    return {"served": served, "comparisons": found}
+
+
+def _describe_served(policy: Mapping[str, Any]) -> str:
+    """A policy that was served by itself, in a line."""
+    from rlhf.run.intervals import in_words
+
+    up, down, share = policy["up"], policy["down"], policy["share"]
+    thumbs = f"{up:,} thumbs up, {down:,} down, {in_words(share)} up" if share else "no thumbs yet"
+    return f"{policy['model']}: {counted(policy['responses'], 'response')}, {thumbs}"
 
 
 def describe_comparison(compared: Mapping[str, Any]) -> str:

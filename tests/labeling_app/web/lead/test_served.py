@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from tests.labeling_app.served import TITLE, serve_and_judge
+from labeling_app.data_io.served import store_served_feedback
+from labeling_app.db.answers.served import insert_served
+from tests.labeling_app.served import TITLE, build_served, serve_and_judge
 
 
 @pytest.fixture
@@ -39,3 +41,18 @@ def test_the_newest_come_first_and_one_without_a_verdict_says_so(store, page):
     assert [text.find(f"|other-{place}|") > 0 for place in range(3)] == [True] * 3
     assert text.find("|other-2|") < text.find("|other-1|") < text.find("|other-0|")
     assert "|base|" not in text  # the fourth
+
+
+def test_thumbs_of_a_policy_that_is_served_alone_are_shown(store, page):
+    assert "Thumbs from apps" not in page()
+    for number in range(6):
+        conversation = "c-0" if number == 1 else f"c-{number}"
+        served = build_served(f"c-{number}", conversation=conversation)
+        insert_served(store.connections.db, served)
+    assert "|runs/a||6||0||0| |–|" in page("admin")
+    for number, said in enumerate(("up", "down", "up", "up", "down")):  # c-1 is c-0's conversation
+        store_served_feedback(store, "shop", {"id": f"c-{number}", "thumbs": said})
+    store_served_feedback(store, "shop", {"id": "c-0", "thumbs": "down"})  # the first one counts
+    # p = 3/4, n = 4, z = 1.96: (0.75 + 0.480 ± 1.96 √(0.0469 + 0.0600)) / 1.960
+    assert "|runs/a||6||3||1| |75 % (30–95)|" in page("admin")
+    assert TITLE not in page("admin")

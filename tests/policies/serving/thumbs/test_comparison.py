@@ -1,18 +1,20 @@
 """What thumbs say about two policies, at `rlhf status --db`."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from labeling_app.data_io.served import store_served_feedback
-from labeling_app.db.answers.served import insert_served, start_comparison
+from labeling_app.db.answers.served import forget_served, insert_served, start_comparison
 from labeling_app.db.store import Store
 from policies.serving.thumbs.comparison import compare_thumbs
 from rlhf.cli import main
 from rlhf.commands.runs.status import describe_comparison
 from rlhf.records.schema import Message, Prompt, Response, content_id
 from rlhf.records.served import ServedResponse
+from tests.labeling_app.served import build_served
 from tests.policies.serving.thumbs.evidence import independent_evidence
 
 NAMES = {"policy": "runs/new", "against": "base"}
@@ -89,4 +91,27 @@ def test_status_shows_every_comparison(tmp_path: Path, capsys, refused):
     with Store(tmp_path / "empty.db"):
         pass
     assert main(["status", "--db", str(tmp_path / "empty.db")]) == 0
-    assert "holds no comparison: rlhf serve --policy" in capsys.readouterr().out
+    assert capsys.readouterr().out == (
+        f"{tmp_path / 'empty.db'} holds no response of a served policy: "
+        f"rlhf serve --policy RUN --db {tmp_path / 'empty.db'}\n"
+    )
+
+
+def test_status_shows_a_policy_that_is_served_alone(tmp_path: Path, capsys):
+    db = tmp_path / "labels.db"
+    with Store(db) as store:
+        for place in range(11):
+            insert_served(store.connections.db, build_served(f"c-{place}"))
+        for place in range(10):
+            said = {"id": f"c-{place}", "thumbs": "up" if place < 8 else "down"}
+            store_served_feedback(store, "app", said)
+        forget_served(store.connections, time.time() + 60)  # what was counted stays
+        insert_served(store.connections.db, build_served("c-11"))
+    assert main(["status", "--db", str(db)]) == 0
+    # Wilson's interval for 8 of 10 by the table of Newcombe (1998).
+    assert capsys.readouterr().out == (
+        "runs/a: 12 responses, 8 thumbs up, 2 down, 80 % (95 % interval 49–94 %) up\n"
+    )
+    assert main(["status", "--db", str(db), "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["served"]
+    assert (found["model"], found["responses"], found["up"], found["down"]) == ("runs/a", 12, 8, 2)
