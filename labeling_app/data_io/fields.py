@@ -1,10 +1,12 @@
-"""Checks on the fields of a line: no misspelled keys, and not too many fields or values."""
+"""The fields of a line: none misspelled, not too many, and those that are not read are counted."""
 
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 
 from rlhf.errors import InputError
 from rlhf.records.schema import JsonObject
+from rlhf.records.wording import counted
 
 MAX_FIELDS = 200
 MAX_VALUES = 10_000  # all pairs of 140 responses
@@ -14,6 +16,42 @@ KEYS = (
     *("split", "source", "annotator", "kind", "purpose", "explanation", "chosen", "rejected"),
     "thumbs",
 )
+
+_OF_ALL = frozenset(
+    ("prompt", "messages", "split", "source", "annotator", "kind", "purpose", "explanation")
+)
+# What each format reads.
+OF_OUR_LINES = _OF_ALL | {
+    *("responses", "models", "tiers", "strengths", "scores", "pairs"),
+    *("thumbs", "response", "completion", "label"),
+}
+OF_PREFERENCES = _OF_ALL | {
+    *("chosen", "rejected", "chosen_model", "rejected_model", "margin", "thumbs"),
+}
+OF_ULTRAFEEDBACK = _OF_ALL - {"prompt", "messages"} | {"instruction", "completions", "thumbs"}
+SHOWN_IGNORED = 8
+MAX_IGNORED = 200  # names that are counted: every line of a hostile file could have others
+
+
+def ignored_fields(value: JsonObject, read: Collection[str]) -> tuple[str, ...]:
+    """The fields of a line that hold something and are not read, in alphabetical order.
+
+    Args:
+        value: the line; a table has every column in every row, with None where there is nothing.
+        read: the fields that its format reads.
+    """
+    return tuple(sorted(key for key in value if key not in read and value[key] is not None))
+
+
+def ignored_in_words(counts: Mapping[str, int]) -> str:
+    """One sentence, or "": "Fields that were not read: lang (3 lines), topic (1 line)."."""
+    if not counts:
+        return ""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{name:.40} ({counted(number, 'line')})" for name, number in ordered[:SHOWN_IGNORED]]
+    more = len(ordered) - len(shown)
+    last = f" and {more} more" if more else ""
+    return f"Fields that were not read: {', '.join(shown)}{last}."
 
 
 def require_bounded(value: JsonObject) -> None:

@@ -8,10 +8,17 @@ and records of Argilla and Label Studio. Text is kept exactly as it stands.
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from labeling_app.data_io.fields import refuse_misspelled, require_bounded
+from labeling_app.data_io.fields import (
+    OF_OUR_LINES,
+    OF_PREFERENCES,
+    OF_ULTRAFEEDBACK,
+    ignored_fields,
+    refuse_misspelled,
+    require_bounded,
+)
 from labeling_app.data_io.other_tools import Judged, read_exported
 from labeling_app.data_io.thumb_lines import thumb_rankings, with_responses
 from labeling_app.db.tasks import CheckPurpose
@@ -63,6 +70,8 @@ class Entry:
     """Whether people judged and the line names none: the same judgment again is another vote."""
     made: dict[str, dict[str, float]] = field(default_factory=dict)
     """`created_at` and `duration_ms` of rankings, by id, where the line says them."""
+    ignored: tuple[str, ...] = ()
+    """Fields that were not read. Records of other tools and exports of ours say none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +101,18 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
         return _build_exported(exported, defaults)
     refuse_misspelled(value)
     if "chosen" in value and "rejected" in value:
+        ignored = ignored_fields(value, OF_PREFERENCES)
         messages, judged = _read_preference(value)
     elif "completions" in value and "instruction" in value:
+        ignored = ignored_fields(value, OF_ULTRAFEEDBACK)
         messages, judged = _read_ultrafeedback(value)
     elif "prompt" in value or "messages" in value:
+        ignored = ignored_fields(value, OF_OUR_LINES)
         value = with_responses(value)
         messages, judged = _read_own(value)
     else:
         raise InputError(f"No known format has the fields {sorted(value)}", EXAMPLES)
-    return _build(value, messages, judged, defaults)
+    return replace(_build(value, messages, judged, defaults), ignored=ignored)
 
 
 def _build(

@@ -1,7 +1,7 @@
 """Imports files into the label database, each completely or not at all."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -10,6 +10,7 @@ from typing import Literal
 
 from sqlite_utils import Database
 
+from labeling_app.data_io.fields import MAX_IGNORED
 from labeling_app.data_io.formats import Defaults, Entry, read_entry
 from labeling_app.data_io.reading import Part, is_hub_name, read_rows
 from labeling_app.data_io.repeats import Repeats
@@ -50,12 +51,23 @@ class Report:
     other_sources: list[str] = field(default_factory=list)
     bad_lines: int = 0
     first_bad: list[str] = field(default_factory=list)
+    ignored_fields: dict[str, int] = field(default_factory=dict)
+    """Lines with a field that was not read, by the field's name."""
 
     def add(self, other: "Report") -> None:
         """Count another file's lines as well."""
         for name, value in vars(other).items():
+            if name == "ignored_fields":
+                self.ignore(value)
+                continue
             total = getattr(self, name) + value
             setattr(self, name, total[:SHOWN_ERRORS] if isinstance(total, list) else total)
+
+    def ignore(self, counts: Mapping[str, int]) -> None:
+        """Count lines with fields that were not read, by the field's name."""
+        for name, number in counts.items():
+            if name in self.ignored_fields or len(self.ignored_fields) < MAX_IGNORED:
+                self.ignored_fields[name] = self.ignored_fields.get(name, 0) + number
 
 
 def import_file(
@@ -237,4 +249,5 @@ def read_entries(
                 raise row
             value = parse_line(row, place) if isinstance(row, str) else row
             entry = read_entry(value, replace(defaults, split=split) if split else defaults)
+            report.ignore(dict.fromkeys(entry.ignored, 1))
             yield place, repeats.numbered(entry)

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 from labeling_app.data_io.exporting import export
+from labeling_app.data_io.fields import ignored_in_words
 from labeling_app.data_io.formats import Defaults, Entry
 from labeling_app.data_io.importing import OnError, Report, import_file, read_entries
 from labeling_app.data_io.reading import Part
@@ -97,7 +98,12 @@ def preview(job: Job) -> Job:
             f"{job['name']} holds no line that can be imported{first}", "Choose another file."
         )
     counts = {"lines": report.lines, "bad_lines": report.bad_lines, "first_bad": bad}
-    return {**counts, "rows": rows, "is_whole": is_whole}
+    return {
+        **counts,
+        "ignored": ignored_in_words(report.ignored_fields),
+        "rows": rows,
+        "is_whole": is_whole,
+    }
 
 
 def _row(place: str, entry: Entry) -> Job:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
+from labeling_app.data_io.fields import ignored_in_words
 from labeling_app.data_io.formats import Defaults, read_entry
+from labeling_app.data_io.importing import Report
 from labeling_app.db.store import Store
 from labeling_app.rankings.tiers import judgments_of_pairs
 from rlhf.cli import main
@@ -144,6 +146,33 @@ def test_a_misspelt_key_is_refused_and_a_column_in_the_singular_is_not():
         read_entry({"prompt": "Hi?", "splitt": "test"}, Defaults())
     columns = {"prompt": "Hi?", "model": "m", "score": 3, "prompt_id": "p", "a": 1}
     assert read_entry(columns, Defaults()).prompt.text == "Hi?"
+
+
+def test_fields_that_are_not_read_are_named_once_with_their_lines(tmp_path, run_json, capsys):
+    lines = [
+        {"prompt": "A?", "promt": "x", "responses": ["a", "b"], "topic": "en"},
+        {"prompt": "B?", "chosen": "x", "rejected": "y", "score_chosen": 3, "margin": 2.0},
+        {"prompt": "C?", "completion": "c", "label": True, "topic": None},  # null: not there
+        {"instruction": "D?", "completions": [{"response": "d", "extra": 1}], "topic": "de"},
+    ]
+    path, db = write(tmp_path / "in.jsonl", lines), tmp_path / "new.db"
+    assert main(["import", str(path), str(path), "--db", str(db)]) == 0
+    said = "Fields that were not read: topic (4 lines), promt (2 lines), score_chosen (2 lines)."
+    assert capsys.readouterr().out.splitlines()[1] == said
+    assert run_json("import", path, "--db", db)["ignored_fields"] == {
+        "promt": 1, "topic": 2, "score_chosen": 1
+    }  # fmt: skip
+
+
+def test_few_of_many_names_are_said():
+    report = Report()
+    for number in range(300):
+        report.ignore({f"field-{number:03}": 1})
+    assert len(report.ignored_fields) == 200
+    said = ignored_in_words(report.ignored_fields)
+    assert said.startswith("Fields that were not read: field-000 (1 line), ")
+    assert said.endswith("field-007 (1 line) and 192 more.")
+    assert ignored_in_words({}) == ""
 
 
 def test_skipping_counts_bad_lines_and_shows_the_first(tmp_path, run_json):

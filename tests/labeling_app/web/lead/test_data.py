@@ -77,6 +77,13 @@ def test_a_file_is_previewed_and_then_imported(ask, store):
     assert (record.prompt.source, record.rankings[0].annotator) == ("mine", "ann")
 
 
+def test_fields_that_are_not_read_are_said_before_and_after_the_import(ask):
+    shown, state = ask(importing("mine.jsonl", jsonl({**GOOD, "promt": HOSTILE, "topic": "en"})))
+    said = "Fields that were not read: promt (1 line), topic (1 line)."
+    assert shown["ignored"] == said
+    assert state["say"] == f"Imported mine.jsonl: 1 prompt, 2 responses, 1 ranking. {said}"
+
+
 def left_over() -> list[str]:
     """Files that uploads and exports have left."""
     return [path.name for path in Path(gettempdir()).glob("rlhf-lead-files-*/*")]
