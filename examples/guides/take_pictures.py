@@ -252,7 +252,7 @@ def take_live(page: Page, db: Path) -> None:
             page.wait_for_selector(".saved:has-text('The answers are complete')")
             better = page.locator(".card").filter(has_text=chat.answers[0][-20:])
             better.locator("[data-act=up]").click()
-            better.locator("button:has-text('is better')").click()
+            page.click(f".pick[aria-label='{better.locator('.letter').inner_text()} is better']")
             page.wait_for_selector(".card.best")
             page.wait_for_selector(".saved:text-is('Saved')")
         shoot(page, README / "live.png")

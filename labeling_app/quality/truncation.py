@@ -6,14 +6,24 @@ from labeling_app.db.connection import Connections
 from labeling_app.db.reports import length_limits
 
 
-def cut_offs(connections: Connections, ids: Sequence[str]) -> list[str]:
+def cut_offs(
+    connections: Connections,
+    ids: Sequence[str],
+    *,
+    without_limit: str = "Cut off at the length limit",
+) -> list[str]:
     """For every response the label of its card: "" unless it was cut off.
 
     Where that is unknown, as for imported responses, the label is "" too.
+
+    Args:
+        connections: the database.
+        ids: of the responses.
+        without_limit: the label of one that was cut off at no known number of tokens.
     """
     limits = length_limits(connections, ids)
-    return [_words(limits[one]) if one in limits else "" for one in ids]
+    return [_words(limits[one], without_limit) if one in limits else "" for one in ids]
 
 
-def _words(limit: int | None) -> str:
-    return f"Cut off at {limit} tokens" if limit else "Cut off at the length limit"
+def _words(limit: int | None, without_limit: str) -> str:
+    return f"Cut off at {limit} tokens" if limit else without_limit

@@ -86,7 +86,7 @@ def test_thumbs_pick_edit_and_a_second_turn_by_keyboard(talk, app, tmp_path):
     page.keyboard.press("-")  # the first card is marked
     wait_for_saved(page)
     page.keyboard.press("b")
-    page.wait_for_selector(".card.best >> text=B is better")
+    page.wait_for_selector(".card.best[aria-label='Answer B']")
     page.keyboard.press("e")
     page.fill("#better", "written by hand")
     page.keyboard.press("Control+Enter")
@@ -187,9 +187,37 @@ def test_on_a_phone_everything_fits_and_can_be_touched(talk):
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
     for node in page.locator("button:visible").all():
         assert node.bounding_box()["height"] >= 44
-    page.tap(".card >> nth=1 >> .pick")
+    page.tap(".pick >> nth=1")
     wait_for_saved(page)
     assert page.locator(".card >> nth=1").get_attribute("class") == "card best"
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desk", "phone"])
+def test_votes_are_in_sight_however_long_the_answers_are(talk, chat, size):
+    width, height = size
+    page = talk(viewport={"width": width, "height": height}, has_touch=True)
+    chat.answers, chat.ending = ["word " * 3000, "**word** " * 3000], "length"
+    try:
+        ask(page, "What is long?")
+        wait_for_answers(page)
+        assert page.locator(".ending").all_inner_texts() == ["Cut off at 256 tokens"] * 2
+        page.evaluate("window.scrollTo(0, 1000)")
+        for vote in ("A is better", "B is better", "Tie", "All bad"):
+            # Playwright would scroll to a button: what is at its middle must be the button.
+            middle = page.get_by_role("button", name=vote, exact=True).evaluate(
+                """node => {
+                  const { x, y, width, height } = node.getBoundingClientRect();
+                  return node.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+                }"""
+            )
+            assert middle, vote
+        thumb = page.locator(".card .up").first.bounding_box()
+        assert 0 <= thumb["y"] <= height - thumb["height"]
+        page.get_by_role("button", name="All bad").click()
+        wait_for_saved(page)
+        assert page.evaluate("scrollY") == 1000
+    finally:
+        chat.ending = "stop"
 
 
 def test_every_state_is_accessible(talk, chat):

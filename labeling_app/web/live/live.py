@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from labeling_app.db.answers.live import (
     save_turn,
 )
 from labeling_app.db.store import Store
+from labeling_app.quality.truncation import cut_offs
 from labeling_app.rankings.verdicts import EDITED, PERSON, THUMBS, pick
 from labeling_app.web.board.rendering import conversation_to_html
 from labeling_app.web.live.payloads import Payload, choice_of, edit_of, split_texts, turn_payload
@@ -37,6 +39,7 @@ SOURCE = "live"
 MAX_QUESTIONS = 8
 MAX_CHARACTERS = 20_000
 VOTES = ("thumb", "pick", "edit")
+STOPPED = "Stopped"
 BROKEN = "The server failed while answering. Try again; your question is kept."
 
 OnText = Callable[[int, str], bool]
@@ -171,12 +174,14 @@ class Live:
 
     def _noted(self, turn: Turn) -> Payload:
         """An answered question, with its notes once the person has judged an answer."""
+        endings = cut_offs(self.store.connections, turn.shown_order, without_limit=STOPPED)
+        payload = turn_payload(turn, endings)
         if self.note is None or not turn.rankings:
-            return turn_payload(turn)
+            return payload
         if turn.id not in self._notes:
             found = {r.id: r for r in self.store.responses(turn.prompt.id)}
             self._notes[turn.id] = self.note(turn.prompt, [found[i] for i in turn.shown_order])
-        return turn_payload(turn) | {"notes": self._notes[turn.id]}
+        return payload | {"notes": self._notes[turn.id]}
 
     # ------------------------------------------------------------------ asking
 
@@ -239,6 +244,8 @@ class Live:
                 raise InputError(
                     "Stopped before the models wrote anything", "Your question is kept."
                 )
+            if question.stopped:
+                responses = [_without_limit(response) for response in responses]
             save_turn(self.store, question.id, annotator, question.prompt, responses)
             question.problem = ""
         except InputError as error:
@@ -323,6 +330,11 @@ class Live:
             self.store.add_responses([edited], queue=False)
             add_verdict(self.store, ranking, [original, edited.id])
         return self.find(annotator, turn.id)
+
+
+def _without_limit(response: Response) -> Response:
+    """A stopped answer is no sample with these settings: it did not reach their length limit."""
+    return response if response.finished else replace(response, sampling=None)
 
 
 def _ranking(

@@ -18,14 +18,19 @@ def split_texts(texts: Sequence[str]) -> dict[str, list[str]]:
     return {"texts": [answer for _, answer in parts], "thinking": [thought for thought, _ in parts]}
 
 
-def turn_payload(turn: Turn) -> Payload:
-    """An answered question with its votes, without ids of responses."""
+def turn_payload(turn: Turn, endings: Sequence[str]) -> Payload:
+    """An answered question with its votes, without ids of responses.
+
+    Args:
+        turn: the question.
+        endings: for each answer, in the order shown, the label that says why it ends early.
+    """
     return {
         "id": turn.id,
         "prompt": conversation_to_html(turn.prompt.chat),
         "cards": [
-            {"text": turn.texts[i], "html": response_to_html(turn.texts[i])}
-            for i in turn.shown_order
+            {"text": turn.texts[i], "html": response_to_html(turn.texts[i]), "ending": ending}
+            for i, ending in zip(turn.shown_order, endings, strict=True)
         ],
         "thumbs": [_thumb_of(turn, response_id) for response_id in turn.shown_order],
         "choice": choice_of(turn),

@@ -23,11 +23,17 @@ function show(shown, count) {
   cards = Array.from({ length: count }, (_, place) => buildCard(place));
   find('.talk').replaceChildren(...turn.prompt.map(buildTurn));
   find('.cards').replaceChildren(...cards);
-  find('.answers').hidden = false;
+  showPicks(cards.map(buildPick));
   find('.empty').hidden = true;
   closeEdit();
   verdict = { thumbs: cards.map(() => 0), choice: null };
   paint();
+}
+
+function showPicks(picks) {
+  document.querySelectorAll('.pick').forEach(node => node.remove());
+  find('.votes').prepend(...picks);
+  find('.votes').hidden = find('.answers').hidden = !picks.length;
 }
 
 function showDone(shown) {
@@ -142,7 +148,7 @@ function clear() {
   verdict = { thumbs: [], choice: null };
   find('.talk').replaceChildren();
   find('.cards').replaceChildren();
-  find('.answers').hidden = true;
+  showPicks([]);
   find('.empty').hidden = false;
   paint();
 }

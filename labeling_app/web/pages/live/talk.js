@@ -38,13 +38,17 @@ function buildTurn({ role, html }) {
 
 function buildCard(place) {
   const letter = letterOf(place), card = make('article', 'card', '', { tabindex: '-1', 'aria-label': `Answer ${letter}` });
-  const footer = make('footer', '');
-  footer.append(
-    make('span', 'letter', letter, { 'aria-hidden': 'true' }),
-    thumbButton('up', place), thumbButton('down', place),
-    button('button pick', `${letter} is better`, 'pick', place, `${letter} is better`));
-  card.append(make('div', 'text coming'), footer, make('p', 'note', '', { hidden: '' }));
+  const header = make('header', 'judge');
+  header.append(make('span', 'letter', letter, { 'aria-hidden': 'true' }), thumbButton('up', place), thumbButton('down', place));
+  card.append(header, make('div', 'text coming'), make('p', 'ending', '', { hidden: '' }), make('p', 'note', '', { hidden: '' }));
   return card;
+}
+
+// Below the cards, where it stays in sight however long the answers are.
+function buildPick(_, place) {
+  const letter = letterOf(place), node = button('button pick', letter, 'pick', place, `${letter} is better`);
+  node.append(make('span', 'wide', '\u00a0is better'));
+  return node;
 }
 
 // While answers stream: plain text, and only what has changed. A model's thinking is folded.
@@ -72,19 +76,21 @@ function fold(part) {
 }
 
 function paintDone(cards, contents) {
-  contents.forEach(({ html }, place) => {
+  contents.forEach(({ html, ending }, place) => {
     const node = cards[place].querySelector('.text');
     node.classList.remove('coming');
     node.innerHTML = html || '';
+    fill(cards[place].querySelector('.ending'), ending);
   });
 }
 
+function fill(node, text) {
+  node.textContent = text || '';
+  node.hidden = !text;
+}
+
 function paintNotes(cards, notes = []) {
-  cards.forEach((card, place) => {
-    const node = card.querySelector('.note');
-    node.textContent = notes[place] || '';
-    node.hidden = !node.textContent;
-  });
+  cards.forEach((card, place) => fill(card.querySelector('.note'), notes[place]));
 }
 
 const press = (node, pressed) => node.setAttribute('aria-pressed', String(pressed));
@@ -92,10 +98,10 @@ const press = (node, pressed) => node.setAttribute('aria-pressed', String(presse
 function paintVerdict(cards, { thumbs, choice }) {
   cards.forEach((card, place) => {
     card.classList.toggle('best', choice === place);
-    press(card.querySelector('.pick'), choice === place);
     press(card.querySelector('.up'), thumbs[place] === 1);
     press(card.querySelector('.down'), thumbs[place] === -1);
   });
+  document.querySelectorAll('.pick').forEach((node, place) => press(node, choice === place));
   press(document.querySelector('[data-act=tie]'), choice === 'tie');
   press(document.querySelector('[data-act=all-bad]'), choice === 'all-bad');
 }

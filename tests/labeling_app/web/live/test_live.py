@@ -205,6 +205,15 @@ def test_stop_keeps_what_was_said(live, server, store):
     [record] = list(store.ranked_prompts())
     assert {response.text for response in record.responses} == {"one two", "four **five**"}
     assert {response.finished for response in record.responses} == {False}
+    assert {response.sampling for response in record.responses} == {None}
+    turn = Live(store, live.models).answer("ann", {"op": "state"})["turn"]
+    assert [card["ending"] for card in turn["cards"]] == ["Stopped", "Stopped"]
+
+
+@pytest.mark.parametrize(("ending", "said"), [("length", "Cut off at 40 tokens"), ("stop", "")])
+def test_an_answer_that_was_cut_off_says_so(live, server, ending, said):
+    server.ending = ending
+    assert [card["ending"] for card in ask(live, "Hi?")["cards"]] == [said, said]
 
 
 def test_stopped_before_anything_was_said(live, server, store):
