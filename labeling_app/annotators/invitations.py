@@ -79,8 +79,9 @@ class Invitations:
         row = find_invitation(self.connections.db, _hash(token), time.time())
         if row is None:
             raise InputError(
-                "This link is not valid: it works once, for seven days",
-                "Ask your lead for a new one.",
+                "This link is not valid: it was used, replaced or is older than seven days",
+                "If you have set your password with it, sign in. If not, ask your lead for a new "
+                "link.",
             )
         return _invitation(row)
 

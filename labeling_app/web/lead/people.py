@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from labeling_app.annotators.invitations import Invitations
 from labeling_app.annotators.passwords import new_password
 from labeling_app.annotators.users import MAX_PASSWORD, ROLES, Role, User, Users
+from labeling_app.db.board.overlap import num_for_everybody
 from labeling_app.db.people.sources import (
     LISTED,
     Receivers,
@@ -142,7 +143,12 @@ class PeoplePage:
         return {"say": f"Tasks of {source} go to {given.in_words(members)}."}
 
     async def accept(self, payload: Payload) -> Payload:
-        """Set a password with a link."""
+        """Set a password with a link; without a password, say whose link it is."""
+        if "password" not in payload:
+            invited = await run_sync(self.invitations.find, _text(payload, "token"))
+            name = invited.name
+            invites = f"{name}, you are invited as {invited.role}. Choose a password."
+            return {"say": f"A new password for {name}." if invited.is_reset else invites}
         token, password = _text(payload, "token"), _text(payload, "password", MAX_PASSWORD)
         set_password = self.invitations.accept
         accepted = await run_sync(set_password, token, password, limiter=self._hashing)
@@ -210,6 +216,7 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
             teams=all_teams(connections),
             sources=receivers_of(connections, found[:LISTED]),
             searched=source.strip(),
+            num_tasks=num_for_everybody(connections),
             num_listed=LISTED if found[LISTED:] else 0,
         )
 

@@ -45,6 +45,7 @@ def invite(lead: Page, app: App, open_page: Callable[..., Page], name: str) -> P
     require_accessible(lead, "people")
     page = open_page(app.url, wait_longer)
     page.goto(lead.input_value(".secret input"))
+    page.wait_for_selector(f".said:has-text('{name}, you are invited')")
     page.fill("#password", PASSWORD)
     page.keyboard.press("Enter")
     page.wait_for_selector(".said:has-text('Your password is set.')")

@@ -186,10 +186,19 @@ def test_an_invited_person_sets_a_password_and_ranks(lead, open_page):
     assert page.locator("#invite-role option").all_inner_texts() == ["annotator"]
     ann = open_page(app.url)
     ann.goto(link)
+    ann.wait_for_selector("form:visible")
+    expected = f"ann {RUNS[:30]}, you are invited as annotator. Choose a password."
+    assert ann.inner_text(".said") == expected
     require_accessible(ann, "invitation")
-    ann.fill("#password", "my own password")
+    ann.keyboard.type("my own password")  # the field has the focus
     ann.keyboard.press("Enter")
     ann.wait_for_selector(".said:has-text('Your password is set.')")
+    used = open_page(app.url)
+    used.goto(link)
+    used.wait_for_selector(".problem:has-text('it was used, replaced or is older than seven days')")
+    assert used.locator("form").is_hidden()
+    assert used.locator("a:has-text('Sign in')").is_visible()
+    require_accessible(used, "a used link")
     ann.keyboard.press("Enter")  # the link to the sign-in has the focus
     ann.wait_for_url("**/sign-in")
     ann.fill("#name", f"ann {RUNS[:30]}")

@@ -35,7 +35,7 @@ def test_of_two_people_who_use_a_link_at_once_one_sets_the_password(store):
 
     with ThreadPoolExecutor(2) as pool:
         outcomes = set(pool.map(accept, ("one of them", "the other one")))
-    refused = "This link is not valid: it works once, for seven days"
+    refused = "This link is not valid: it was used, replaced or is older than seven days"
     [password] = outcomes - {refused}
     assert refused in outcomes
     assert Users(store).sign_in("ann", password).user

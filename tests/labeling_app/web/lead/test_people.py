@@ -12,7 +12,8 @@ from tests.labeling_app.conftest import quality_page
 
 NEW = "a new password"
 NOT_VALID = {
-    "error": "This link is not valid: it works once, for seven days. Ask your lead for a new one."
+    "error": "This link is not valid: it was used, replaced or is older than seven days. "
+    "If you have set your password with it, sign in. If not, ask your lead for a new link."
 }
 
 
@@ -38,6 +39,22 @@ def test_a_link_sets_a_password_once(ask, store):
     assert accept(ask, link, "another one of them") == NOT_VALID
     user = Users(store).sign_in("ann", NEW).user
     assert (user.name, user.role) == ("ann", "annotator")
+
+
+def test_a_link_says_whose_it_is_until_it_is_used(ask):
+    invite = ("POST", "/lead/people/invite", {"name": "ann", "role": "annotator"})
+    invited, reset = ask([invite, ("POST", "/lead/people/reset", {"name": "annotator"})])
+
+    def whose(answer: httpx.Response) -> dict:
+        token = said(answer)["link"].partition("#")[2]
+        return said(ask([("POST", "/invitation", {"token": token})], "")[0])
+
+    welcome = {"say": "ann, you are invited as annotator. Choose a password."}
+    assert whose(invited) == whose(invited) == welcome  # looking does not use it
+    assert whose(reset) == {"say": "A new password for annotator."}
+    accept(ask, said(invited)["link"], NEW)
+    assert whose(invited) == NOT_VALID
+    assert said(ask([("POST", "/invitation", {"token": ""})], "")[0]) == NOT_VALID
 
 
 def test_only_the_hash_of_a_token_is_stored(ask, store):
