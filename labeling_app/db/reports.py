@@ -12,16 +12,17 @@ Row = dict[str, Any]
 def recent_rows(connections: Connections, annotator: str, limit: int) -> list[Row]:
     """An annotator's latest rankings and skips on the board, newest first.
 
-    Each has task_id, created_at, messages of the prompt, tiers and shown (None where skipped), and
-    reason (of a skip).
+    Each has task_id, created_at, messages of the prompt, tiers, shown and flags (None where
+    skipped), and reason (of a skip).
     """
     query = """
-        SELECT work.task_id, work.created_at, p.messages, work.tiers, work.shown, work.reason
+        SELECT work.task_id, work.created_at, p.messages, work.tiers, work.shown, work.flags,
+            work.reason
         FROM (
-            SELECT task_id, created_at, tiers, shown, '' AS reason FROM rankings
+            SELECT task_id, created_at, tiers, shown, flags, '' AS reason FROM rankings
             WHERE annotator = :me AND live = 1 AND task_id IS NOT NULL AND shown IS NOT NULL
             UNION ALL
-            SELECT s.task_id, s.created_at, NULL, NULL, s.reason FROM skips s
+            SELECT s.task_id, s.created_at, NULL, NULL, NULL, s.reason FROM skips s
             JOIN assignments a ON a.task_id = s.task_id AND a.annotator = s.annotator
             WHERE s.annotator = :me AND a.state = 'skipped') work
         JOIN tasks t ON t.id = work.task_id JOIN prompts p ON p.id = t.prompt_id
@@ -39,13 +40,13 @@ def num_made_since(connections: Connections, began: float) -> int:
 def latest_rankings(connections: Connections, limit: int) -> list[Row]:
     """The latest live rankings that people made of tasks, newest first, decisions aside.
 
-    Each has task_id, prompt_id, annotator, tiers, shown and duration_ms (None where an imported
-    judgment does not say it), created_at, messages of the prompt, responses of the task, and
-    lengths: the characters of every response, by id.
+    Each has task_id, prompt_id, annotator, tiers, flags, shown and duration_ms (None where an
+    imported judgment does not say it), created_at, messages of the prompt, responses of the task,
+    and lengths: the characters of every response, by id.
     """
     query = """
-        SELECT r.task_id, r.prompt_id, r.annotator, r.tiers, r.shown, r.duration_ms, r.created_at,
-            p.messages, t.responses,
+        SELECT r.task_id, r.prompt_id, r.annotator, r.tiers, r.flags, r.shown, r.duration_ms,
+            r.created_at, p.messages, t.responses,
             (SELECT json_group_object(s.id, LENGTH(s.text)) FROM json_each(t.responses) j
              JOIN responses s ON s.id = j.value) AS lengths
         FROM rankings r JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
@@ -82,12 +83,15 @@ def rankings_of_task(connections: Connections, task_id: int | None) -> list[tupl
     return list(connections.db.execute(query, [task_id]))
 
 
-def latest_adjudications(connections: Connections, task_ids: Sequence[int]) -> dict[int, str]:
-    """The tiers, as JSON, that the latest adjudication gave each of these tasks."""
-    query = """SELECT d.decides, r.tiers FROM json_each(?) wanted
+def latest_adjudications(
+    connections: Connections, task_ids: Sequence[int]
+) -> dict[int, tuple[str, str]]:
+    """The tiers and flags, as JSON, that the latest adjudication gave each of these tasks."""
+    query = """SELECT d.decides, r.tiers, r.flags FROM json_each(?) wanted
                JOIN tasks d ON d.decides = wanted.value
                JOIN rankings r ON r.task_id = d.id AND r.live = 1 ORDER BY r.seq"""
-    return dict(connections.db.execute(query, [json.dumps(list(task_ids))]).fetchall())
+    rows = connections.db.execute(query, [json.dumps(list(task_ids))])
+    return {task_id: (tiers, flags) for task_id, tiers, flags in rows}
 
 
 def length_limits(connections: Connections, ids: Sequence[str]) -> dict[str, int | None]:

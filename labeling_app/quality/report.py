@@ -26,7 +26,7 @@ from labeling_app.db.reports import (
 )
 from labeling_app.db.store import Store
 from labeling_app.quality.checks import check_scores
-from labeling_app.quality.history import in_letters
+from labeling_app.quality.history import in_words
 from labeling_app.quality.styles import Effect, properties_of, what_wins
 from labeling_app.rankings.agreement import (
     Interval,
@@ -60,6 +60,8 @@ class Judgment:
     prompt_id: str
     annotator: str
     tiers: Tiers
+    flags: str
+    """As they are stored."""
     shown_order: list[str]
     is_imported: bool
     seconds: float | None
@@ -217,6 +219,7 @@ def _judgment(row: dict[str, Any]) -> Judgment:
         prompt_id=row["prompt_id"],
         annotator=row["annotator"],
         tiers=json.loads(row["tiers"]),
+        flags=row["flags"],
         shown_order=json.loads(row["shown"] or row["responses"]),
         is_imported=row["shown"] is None,
         seconds=None if row["duration_ms"] is None else row["duration_ms"] / 1000,
@@ -288,8 +291,12 @@ def _disagreements(store: Store, shared: list[list[Judgment]]) -> list[Disagreem
             task_id=group[0].task_id,
             prompt=group[0].prompt,
             agreement=mean,
-            answers=sorted(in_letters(group[0].shown_order, json.dumps(j.tiers)) for j in group),
-            adjudication=in_letters(group[0].shown_order, adjudicated.get(group[0].task_id, "[]")),
+            answers=sorted(
+                in_words(group[0].shown_order, json.dumps(j.tiers), j.flags) for j in group
+            ),
+            adjudication=in_words(
+                group[0].shown_order, *adjudicated.get(group[0].task_id, ("[]", "[]"))
+            ),
         )
         for mean, group in differ[:SHOWN_DISAGREEMENTS]
     ]

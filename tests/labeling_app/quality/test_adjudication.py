@@ -86,6 +86,16 @@ def test_the_dashboard_lists_it_and_then_what_was_decided(store, queue, disputed
     assert {person.name for person in after.people} == {"ann", "bob"}
 
 
+def test_the_dashboard_says_all_bad_and_does_not_call_it_a_tie(store, queue, disputed):
+    all_bad = {"tiers": ((0, 1),), "flags": ("all-bad",)}
+    queue.submit("bob", Submission(id="bob-2", task_id=disputed, **all_bad))
+    [before] = measure_quality(store).disagreements
+    assert sorted(before.answers)[1] == "all bad"
+    open_adjudication(queue, "lea", disputed)
+    queue.submit("lea", Submission(id="lea", task_id=queue.next_task("lea").id, **all_bad))
+    assert measure_quality(store).disagreements[0].adjudication == "all bad"
+
+
 def test_only_leads_decide_and_only_what_was_ranked(store, queue, disputed):
     board = Board(store, queue)
     payload = {"op": "decide", "task_id": disputed}

@@ -24,6 +24,20 @@ def test_the_latest_comes_first_in_the_letters_on_the_screen(store, queue, fill)
     assert len(recent_work(store.connections, "ann", limit=1)) == 1
 
 
+def test_all_bad_is_no_tie(store, queue, fill):
+    fill(3, 2)
+    queue.add_annotator("ann")
+    answers = {((0, 1),): "all bad", ((1,), (0,)): "B > A, all bad"}
+    for number, tiers in enumerate(answers):
+        task = queue.next_task("ann")
+        sent = Submission(id=f"s{number}", task_id=task.id, tiers=tiers, flags=("all-bad",))
+        queue.submit("ann", sent)
+    tie = queue.next_task("ann")
+    queue.submit("ann", Submission(id="tie", task_id=tie.id, tiers=((0, 1),)))
+    past = recent_work(store.connections, "ann")
+    assert [one.answer for one in past] == ["A = B", *reversed(answers.values())]
+
+
 def test_changing_an_old_one_through_the_board(store, queue, fill):
     fill(2, 2)
     queue.add_annotator("ann")
