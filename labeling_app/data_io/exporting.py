@@ -17,6 +17,7 @@ from labeling_app.db.rankings import (
     last_finished_import,
     last_visible_ranking,
     ranking_annotators,
+    ranking_counts,
 )
 from labeling_app.db.store import Store
 from labeling_app.rankings.verdicts import EDITED, labels
@@ -61,6 +62,8 @@ def export(
         }
         ranked = store.ranked_prompts(kinds=kinds, annotators=annotators, moment=db)
         records = [show.in_record(record) for record in ranked]
+        is_of_all = not (kinds or annotators)
+        replaced = ranking_counts(db).replaced if is_of_all else 0
     by_kind = Counter(ranking.kind for record in records for ranking in record.rankings)
     if not by_kind:
         _raise_nothing_ranked(store, kinds, annotators)
@@ -70,6 +73,7 @@ def export(
         "rankings_by_kind": dict(by_kind),
         "chosen": chosen,
         "annotator_hours": round(hours, 4),
+        "replaced_by_decisions": replaced,
         **seen,
     }
     with new_folder(out) as folder:

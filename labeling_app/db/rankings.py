@@ -7,15 +7,40 @@
 import json
 import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlite_utils import Database
 
-from labeling_app.db.connection import VISIBLE, Connections, dump
+from labeling_app.db.connection import UNFINISHED, VISIBLE, Connections, dump
 from labeling_app.rankings.flags import ADJUDICATED, read_flags
 from rlhf.records.schema import AnnotatorKind, Ranking
 
 Row = dict[str, Any]
+# A lead has decided on the task `t` of the ranking `r`, or a later lead has.
+REPLACED = """EXISTS (
+    SELECT 1 FROM tasks d JOIN rankings last ON last.task_id = d.id AND last.live = 1
+    WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq))"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingCounts:
+    """What becomes of the live rankings of a database.
+
+    Example: two people differ on a task, and a lead decides: 3 are stored, 2 of them replaced, and
+    1 is exported.
+    """
+
+    stored: int
+    replaced: int
+    """Those in whose place a lead's decision stands."""
+    tests: int
+    """Answers to checks, and votes on pairs of an evaluation."""
+
+    @property
+    def exported(self) -> int:
+        """Those that an export of all kinds and annotators holds."""
+        return self.stored - self.replaced - self.tests
 
 
 def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
@@ -71,10 +96,7 @@ def rankings_of_prompt(db: Database, prompt_id: str, *, without_adjudicated: boo
         LEFT JOIN tasks t ON t.id = r.task_id
         WHERE r.prompt_id = ? AND r.live = 1 AND r.{VISIBLE}
         AND COALESCE(t.purpose, 'rank') = 'rank'
-        AND NOT (? AND EXISTS (
-            SELECT 1 FROM tasks d JOIN rankings last ON last.task_id = d.id AND last.live = 1
-            WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq)))
-        ORDER BY r.seq"""
+        AND NOT (? AND {REPLACED}) ORDER BY r.seq"""
     return [ranking_from_row(row) for row in db.query(query, [prompt_id, without_adjudicated])]
 
 
@@ -194,6 +216,23 @@ def num_rankings_since(
         return later
     which = "r.import_id > 0 AND r.import_id > ? AND r.seq <= ?"
     return later + count("INDEXED BY rankings_of_import", which, after_import, number)
+
+
+def ranking_counts(db: Database) -> RankingCounts:
+    """Count the live rankings, reading those of decisions, checks and evaluations only."""
+    of_tasks = f"""SELECT COUNT(*) FROM tasks t CROSS JOIN rankings r
+                   ON r.task_id = t.id AND r.live = 1 AND r.{VISIBLE}"""
+    adjudicated = """t.id IN (SELECT decides FROM tasks WHERE decides IS NOT NULL
+        UNION ALL SELECT id FROM tasks WHERE decides IS NOT NULL)"""
+    query = f"""SELECT
+        (SELECT value FROM totals WHERE name = 'rankings')
+            - (SELECT COUNT(import_id) FROM rankings
+               WHERE import_id > 0 AND live = 1 AND import_id IN {UNFINISHED}),
+        ({of_tasks} WHERE t.purpose = 'rank' AND {adjudicated} AND {REPLACED}),
+        ({of_tasks} WHERE t.purpose IN ('gold', 'training', 'repeat'))
+            + ({of_tasks} WHERE t.purpose = 'compare')"""
+    stored, replaced, tests = db.execute(query).fetchone()
+    return RankingCounts(stored=stored, replaced=replaced, tests=tests)
 
 
 def annotation_hours(

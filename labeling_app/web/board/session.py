@@ -211,6 +211,7 @@ class Board:
             "task": self._task_payload(task) if task else None,
             "opinions": self._opinions(task),
             "nothing_left": "" if task else self._nothing_left(annotator),
+            "lead_link": None if task else self._lead_link(),
         }
 
     def _task_payload(self, task: Task) -> Payload:
@@ -242,8 +243,15 @@ class Board:
             clock = datetime.fromtimestamp(until).strftime("%H:%M")
             return f"{what} reserved for other people until {clock}. Reload the page then."
         if not self.store.counts()["tasks"]:
-            return "There is nothing to rank yet: no prompt has two responses."
+            problem = "There is nothing to rank yet: no prompt has two responses."
+            return f"{problem} Tasks appear here by themselves once a lead has added them."
         return "You have ranked everything. Thank you!"
+
+    def _lead_link(self) -> tuple[str, str]:
+        """Words and address of what a lead may do when there is no task; others do not see it."""
+        if self.store.counts()["tasks"]:
+            return "See how people agree", "/lead/quality"
+        return "Add prompts and responses", "/lead/data"
 
 
 def refusal(error: str, *, retry: bool = False) -> Payload:

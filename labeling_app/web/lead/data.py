@@ -13,8 +13,11 @@ from starlette.background import BackgroundTask
 
 from labeling_app.annotators.users import User
 from labeling_app.data_io.exporting import Format
+from labeling_app.data_io.fields import ignored_in_words
 from labeling_app.data_io.importing import source_for
+from labeling_app.db.board.overlap import num_for_everybody
 from labeling_app.db.imports.unfinished import num_hidden
+from labeling_app.db.rankings import ranking_counts
 from labeling_app.db.store import Store
 from labeling_app.web.lead.frame import LeadFrame, answer_json, read_form, sender_of
 from labeling_app.web.lead.templates import PAGES
@@ -169,7 +172,7 @@ def _imported(name: str, report: Payload) -> str:
     if report["checks_not_made"]:
         refused = counted(report["checks_not_made"], "check")
         said += f" {refused} not made: {report['first_not_made'][0]}"
-    return said
+    return f"{said} {ignored_in_words(report['ignored_fields'])}".rstrip()
 
 
 def _replaced(report: Payload) -> str:
@@ -192,7 +195,9 @@ def add_data_page(app: FastAPI, frame: LeadFrame, store: Store, max_upload_bytes
     frame.add_files(PAGES / "lead" / "data.js")
 
     def shown(request: Request, problem: str = "", status: int = 200) -> HTMLResponse:
-        values: Payload = {"counts": store.counts(), "formats": FORMATS, "problem": problem}
+        counts = store.counts() | {"tasks": num_for_everybody(store.connections)}
+        values: Payload = {"counts": counts, "formats": FORMATS, "problem": problem}
+        values |= {"rankings": ranking_counts(store.connections.db)}
         values |= {"max_bytes": page.uploads.max_bytes, "suffixes": SUFFIXES}
         state = page.state(sender_of(request).name)
         values |= {"is_importing": not state["over"], "last": state}

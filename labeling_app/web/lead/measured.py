@@ -14,8 +14,14 @@ from pathlib import Path
 from anyio import to_process, to_thread
 from jinja2 import Environment
 
+from labeling_app.data_io.exporting import pseudonym
 from labeling_app.db.store import Store
-from labeling_app.quality.report import Quality, measure_quality, state_of_rankings
+from labeling_app.quality.report import (
+    TOO_FAST_CHARACTERS_PER_SECOND,
+    Quality,
+    measure_quality,
+    state_of_rankings,
+)
 from labeling_app.rankings.agreement import Interval
 from labeling_app.web.lead.templates import load_templates
 from rlhf.records.wording import counted
@@ -61,7 +67,12 @@ def measure(path: Path) -> Measured:
     with Store(path, read_only=True) as store:
         state = state_of_rankings(store)
         quality = measure_quality(store)
-    tables = _templates().get_template(TABLES).render(quality=quality)
+        pseudonyms = {one.name: pseudonym(store.secret, one.name) for one in quality.people}
+    tables = (
+        _templates()
+        .get_template(TABLES)
+        .render(quality=quality, pseudonyms=pseudonyms, too_fast=TOO_FAST_CHARACTERS_PER_SECOND)
+    )
     seconds = time.perf_counter() - began
     return Measured(state=state, quality=quality, tables=tables, at=at, seconds=seconds)
 

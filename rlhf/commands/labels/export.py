@@ -55,6 +55,11 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         f"Exported {counted(result['rankings'], 'ranking')} ({kinds}) to {result['out']}: "
         f"{splits} {unit}."
     )
+    if result["replaced_by_decisions"]:
+        text += (
+            f" {counted(result['replaced_by_decisions'], 'ranking')} of tasks that a lead has "
+            "decided left out."
+        )
     following = {
         "ranked": f"train-reward --rankings {settings.out} --model MODEL --out runs/NAME/reward",
         "demonstrations": f"sft --demonstrations {settings.out} --model MODEL --out runs/NAME/sft",

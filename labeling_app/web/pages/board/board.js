@@ -29,7 +29,8 @@ function show(screen) {
   showRubric(screen.rubric || { version: '' });
   find('.rb-work').hidden = !task;
   find('.rb-empty').hidden = Boolean(task);
-  find('.rb-empty').textContent = screen.nothing_left;
+  find('.rb-empty span').textContent = screen.nothing_left;
+  showLink(find('.rb-empty a'), screen.may_lead && screen.lead_link);
   for (const name of ['skip', 'all-bad', 'submit']) find(`[data-act=${name}]`).disabled = !task;
   find('[data-act=undo]').disabled = false;
   if (task) showTask(screen);

@@ -135,3 +135,8 @@ function showMoreButtons(items) {
     more.hidden = !text.classList.contains('open') && text.scrollHeight <= text.clientHeight + 4;
   }
 }
+
+function showLink(node, link) {
+  node.hidden = !link;
+  if (link) [node.textContent, node.href] = link;
+}

@@ -43,6 +43,16 @@ def test_submitting_brings_the_next_task(board, fill):
     last = ask(board, "ann", submit(second["task"], id="u2"))
     assert last["task"] is None
     assert last["nothing_left"] == "You have ranked everything. Thank you!"
+    assert last["lead_link"] == ("See how people agree", "/lead/quality")
+
+
+def test_without_tasks_the_board_says_who_adds_them(board):
+    screen = ask(board, "ann", {"op": "next"})
+    assert screen["nothing_left"] == (
+        "There is nothing to rank yet: no prompt has two responses. Tasks appear here by "
+        "themselves once a lead has added them."
+    )
+    assert screen["lead_link"] == ("Add prompts and responses", "/lead/data")
 
 
 def test_tasks_reserved_by_others_are_not_reported_as_nothing_left(board, queue, fill):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from labeling_app.data_io.exporting import export
 from labeling_app.db.imports.unfinished import importing
 from labeling_app.db.queue import Submission
 from labeling_app.web.lead.measured import Measured, Measurements, measure
 from rlhf.errors import InputError
+from rlhf.records.jsonl import read_jsonl
 from tests.labeling_app.conftest import quality_page, run_async
 from tests.labeling_app.data_io.imports import add
 
@@ -36,6 +38,11 @@ def rank(queue, fill):
         return task.id
 
     return submit
+
+
+def exported(folder: Path) -> list[dict]:
+    """The records of an export that have a ranking."""
+    return [one for one in read_jsonl(folder / "train.jsonl") if one["rankings"]]
 
 
 def done(measured: Measured) -> list[int]:
@@ -163,6 +170,29 @@ def test_it_rests_after_a_measurement(store, rank):
 def test_the_age_of_numbers_is_said_in_words(store, seconds, age):
     measured = measure(store.connections.path)
     assert replace(measured, at=time.time() - seconds).age == age
+
+
+def test_a_lead_sees_what_exports_and_reports_call_a_person(store, rank, tmp_path):
+    rank(1)
+    export(store, tmp_path / "out", "ranked")
+    [called] = {one["rankings"][0]["annotator"] for one in exported(tmp_path / "out")}
+    assert called.startswith("person-")
+    assert f'<th scope="row">ann <small>{called}</small></th>' in quality_page(store)
+
+
+def test_the_page_says_what_its_words_mean(store, rank):
+    rank(1)
+    text = " ".join(quality_page(store).split())
+    for meaning in (
+        "<b>Krippendorff's alpha</b> allows for chance: 1 means that people agree on everything, 0 "
+        "no more than by chance.",
+        "<b>Kendall's tau-b</b> compares whole orders, 1 for the same",
+        "<b>Too fast</b>: the share of rankings that were submitted sooner than anybody can read "
+        "the responses (120 characters a second).",
+        "<b>Gold</b>: agreement with the known answers of gold tasks.",
+        "<b>Self-agreement</b>: agreement with oneself on tasks that came again.",
+    ):
+        assert meaning in text
 
 
 def test_the_page_says_how_old_its_numbers_are(store, rank):

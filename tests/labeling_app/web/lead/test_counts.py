@@ -1,0 +1,120 @@
+"""What the pages and an export count in one database: each says what its number is of."""
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from labeling_app.db.board.checks import CheckRates
+from labeling_app.db.board.overlap import set_overlap
+from labeling_app.db.queue import Submission, TaskQueue
+from labeling_app.db.rankings import RankingCounts, ranking_counts
+from labeling_app.quality.adjudication import open_adjudication
+from rlhf.cli import main
+
+ADD = ("/lead/data", "import prompts and responses")
+RANK = [("/lead/people", "invite people"), ("/", "rank yourself")]
+
+
+@pytest.fixture
+def labeled(store, import_lines) -> TaskQueue:
+    """Five tasks for two people and a gold one.
+
+    | task | rankings |
+    | --- | --- |
+    | decided | ann and bob differ, lea and then max have decided |
+    | flagged | ann flags a response as unsafe, bob says that all are bad |
+    | twice | ann, who then ranks it the other way round: one counts |
+    | open | ann |
+    | nobody | |
+    | gold | ann |
+    """
+    gold = {"prompt": "gold", "responses": ["a", "b"], "tiers": [[0], [1]], "purpose": "gold"}
+    names = ("decided", "flagged", "twice", "open", "nobody")
+    import_lines(gold, *({"prompt": name, "responses": ["a", "b"]} for name in names))
+    set_overlap(store.connections, 2)
+    queue = TaskQueue(store)
+    for name in ("ann", "bob", "lea", "max"):
+        queue.add_annotator(name)
+
+    def rank(name: str, task, best: str, number: int = 0, **more) -> None:
+        first = task.texts.index(best)
+        tiers = ((first,), (1 - first,))
+        sent = Submission(id=f"{name}-{task.id}-{number}", task_id=task.id, tiers=tiers, **more)
+        queue.submit(name, sent)
+
+    decided = queue.next_task("ann")
+    rank("ann", decided, "a")
+    rank("ann", queue.next_task("ann"), "a", response_flags=((0, "unsafe"),))
+    twice = queue.next_task("ann")
+    rank("ann", twice, "a")
+    rank("ann", twice, "b", number=1)
+    rank("ann", queue.next_task("ann"), "a")
+    with_gold = TaskQueue(store, checks=CheckRates(gold_every=1))
+    rank("ann", with_gold.next_task("ann"), "a")
+    rank("bob", queue.next_task("bob"), "b")
+    flagged = queue.next_task("bob")
+    all_bad = Submission(id="bad", task_id=flagged.id, tiers=((0, 1),), flags=("all-bad",))
+    queue.submit("bob", all_bad)
+    for lead in ("lea", "max"):
+        open_adjudication(queue, lead, decided.id)
+        rank(lead, queue.next_task(lead), "a")
+    return queue
+
+
+def test_every_count_says_what_it_is_of(store, labeled, ask, tmp_path: Path, capsys):
+    # ann 5, bob 2, lea and max 1 each; max's decision replaces ann's, bob's and lea's
+    counts = ranking_counts(store.connections.db)
+    assert counts == RankingCounts(stored=9, replaced=3, tests=1)
+    assert counts.exported == 5
+    data, quality = (
+        re.sub(r"\s+", " ", re.sub(r"</?d[dt]>", "|", answer.text))
+        for answer in ask([("GET", "/lead/data", None), ("GET", "/lead/quality", None)])
+    )
+    assert "|rankings||9|" in data
+    assert "|tasks||5|" in data
+    assert (
+        "An export holds 5 rankings of 9. A lead's decision stands in place of 3. 1 answer gold"
+    ) in data
+    assert "|tasks still open||3 of 5|" in quality
+    assert "Measured on the latest 6 rankings. Leads' decisions, gold tasks," in quality
+    assert main(["export", "--db", str(store.connections.path), "--out", str(tmp_path / "a")]) == 0
+    assert "Exported 5 rankings (5 human)" in (said := capsys.readouterr().out)
+    assert "3 rankings of tasks that a lead has decided left out." in said
+    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    assert (manifest["rankings"], manifest["replaced_by_decisions"]) == (5, 3)
+
+
+def next_steps(answers: list[httpx.Response]) -> list[list[tuple[str, str]]]:
+    """(address, words) of the links that each page offers as the next thing to do."""
+    steps = [re.findall(r'<p class="next">.*?</p>', one.text, re.DOTALL) for one in answers]
+    return [re.findall(r'<a href="([^"]*)">([^<]*)</a>', " ".join(step)) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("num_responses", "data", "others"),
+    [
+        (0, [("#import-title", "import a file or paste lines")], [ADD]),
+        (1, [("#import-title", "import lines with responses")], [ADD]),
+        (2, RANK, RANK),
+    ],
+)
+def test_an_empty_page_says_what_comes_next(fill, ask, num_responses, data, others):
+    if num_responses:
+        fill(1, num_responses)
+    shown = next_steps(ask([("GET", f"/lead/{page}", None) for page in ("data", "quality")]))
+    assert shown == [data, others]
+    [people] = next_steps(ask([("GET", "/lead/people", None)], sender="admin"))
+    assert people == ([] if num_responses == 2 else [ADD])
+
+
+def test_without_decisions_and_checks_there_is_one_count(store, fill, queue, ask):
+    fill(2, 2)
+    queue.add_annotator("ann")
+    task = queue.next_task("ann")
+    queue.submit("ann", Submission(id="s", task_id=task.id, tiers=((0,), (1,))))
+    assert ranking_counts(store.connections.db) == RankingCounts(stored=1, replaced=0, tests=0)
+    [data] = ask([("GET", "/lead/data", None)])
+    assert "An export holds" not in data.text
