@@ -241,5 +241,5 @@ def _design_effects(
     sums = np.zeros((number, signs.shape[1]))
     np.add.at(sums, judged, surplus)
     together, alone = (sums**2).sum(axis=0), (surplus**2).sum(axis=0)
-    effects: Float[ndarray, " J"] = together / alone * number / max(number - 1, 1)
-    return np.maximum(effects, 1)
+    effects: Float[ndarray, " J"] = np.maximum(together / alone * number / max(number - 1, 1), 1)
+    return effects
