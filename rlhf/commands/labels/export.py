@@ -56,10 +56,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         f"{splits} {unit}."
     )
     if result["replaced_by_decisions"]:
-        text += (
-            f" {counted(result['replaced_by_decisions'], 'ranking')} of tasks that a lead has "
-            "decided left out."
-        )
+        replaced = counted(result["replaced_by_decisions"], "ranking")
+        text += f" Left out: {replaced} of tasks that a lead has decided."
     following = {
         "ranked": f"train-reward --rankings {settings.out} --model MODEL --out runs/NAME/reward",
         "demonstrations": f"sft --demonstrations {settings.out} --model MODEL --out runs/NAME/sft",

@@ -82,7 +82,7 @@ def test_every_count_says_what_it_is_of(store, labeled, ask, tmp_path: Path, cap
     assert "Measured on the latest 6 rankings. Leads' decisions, gold tasks," in quality
     assert main(["export", "--db", str(store.connections.path), "--out", str(tmp_path / "a")]) == 0
     assert "Exported 5 rankings (5 human)" in (said := capsys.readouterr().out)
-    assert "3 rankings of tasks that a lead has decided left out." in said
+    assert "Left out: 3 rankings of tasks that a lead has decided." in said
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     assert (manifest["rankings"], manifest["replaced_by_decisions"]) == (5, 3)
 
