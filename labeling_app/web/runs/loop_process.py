@@ -5,6 +5,7 @@ The commands are fixed: `rlhf loop --config FILE --config OUT/lead.yaml`, and `r
 """
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -272,6 +273,9 @@ def _run(command: list[str]) -> str:
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         at = max((n for n, line in enumerate(lines) if line.startswith("error ")), default=None)
-        said = ["The command failed"] if at is None else lines[at:]
+        if at is None:
+            logging.getLogger(__name__).error(done.stderr)
+            raise InputError("The command failed", "The server's log says why.")
+        said = lines[at:]
         raise InputError(said[0].removeprefix("error "), " ".join(map(str.strip, said[1:])))
     return done.stdout
