@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from policies.formulas import masked_moments, matches_sampler
+from policies.ppo.models.critic import explained_share
 from policies.ppo.rollout import Episodes, Experience, RolloutContext, Scores, TokenStats
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceStore
@@ -98,7 +99,10 @@ def describe_correction(
 
 
 def describe_values(accelerator: Accelerator, experience: Experience) -> dict[str, float]:
-    """The fraction of the returns' variance that the critic predicted, over all processes."""
+    """The fraction of the returns' variance that the critic predicted, over all processes.
+
+    Nothing where all returns are the same.
+    """
     mask = experience.response_mask
     moments = [
         global_sum(accelerator, masked_moments(values, mask))
@@ -107,4 +111,6 @@ def describe_values(accelerator: Accelerator, experience: Experience) -> dict[st
     returns, residual = (
         float(squares / count - (total / count) ** 2) for count, total, squares in moments
     )
-    return {"value/explained_variance": 1 - residual / max(returns, 1e-12)}
+    count, _, squares = moments[0]
+    found = explained_share(residual, returns, float(squares / count))
+    return {} if found is None else {"value/explained_variance": found}

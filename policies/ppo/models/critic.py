@@ -34,6 +34,7 @@ from rlhf.run.metrics import progress
 MAX_ROWS = 20_000  # more would hardly change a head
 BATCH = 32
 HELD_OUT_EVERY = 5
+ROUNDING = 1e-10  # of targets that are all the same: their variance over their mean square
 PENALTIES = tuple(10.0**power for power in range(-4, 2))
 
 
@@ -76,14 +77,35 @@ def ridge(moments: Moments, penalty: float) -> Float[Tensor, " d"]:
     return weight
 
 
-def explained_variance(moments: Moments, weight: Float[Tensor, " d"]) -> float:
-    """1 − Var(y − wᵀx) / Var(y): 1 is perfect, 0 no better than a constant."""
+def residual_variance(moments: Moments, weight: Float[Tensor, " d"]) -> float:
+    """Var(y − wᵀx)."""
     count = moments.gram[-1, -1]
     product = moments.gram @ weight
     squared_error = moments.squares - 2 * weight @ moments.product + weight @ product
     mean_error = (moments.product[-1] - product[-1]) / count
-    variance = moments.squares / count - (moments.product[-1] / count) ** 2
-    return float(1 - (squared_error / count - mean_error**2) / variance.clamp(min=1e-12))
+    return float(squared_error / count - mean_error**2)
+
+
+def explained_variance(moments: Moments, weight: Float[Tensor, " d"]) -> float | None:
+    """1 − Var(y − wᵀx) / Var(y): 1 is perfect, 0 no better than a constant.
+
+    None where y does not vary.
+    """
+    count, mean = moments.gram[-1, -1], moments.product[-1] / moments.gram[-1, -1]
+    mean_square = float(moments.squares / count)
+    variance = mean_square - float(mean) ** 2
+    return explained_share(residual_variance(moments, weight), variance, mean_square)
+
+
+def explained_share(residual: float, variance: float, mean_square: float) -> float | None:
+    """1 − residual / variance of targets; None where they are all the same, but for rounding.
+
+    Args:
+        residual: variance of targets less predictions.
+        variance: of the targets.
+        mean_square: of the targets.
+    """
+    return 1 - residual / variance if variance > ROUNDING * mean_square else None
 
 
 def new_critic(
@@ -139,7 +161,8 @@ def fit_critic(
         sharding: how the model is held.
 
     Returns:
-        Explained variance on held-out prompts before and after, the penalty and the row count.
+        Explained variance on held-out prompts before and after (None where their rewards do not
+        vary), the penalty and the row count.
     """
     prompts = prompts[:MAX_ROWS]
     targets = warmup_targets(prompts, reference_rewards, settings)
@@ -149,15 +172,20 @@ def fit_critic(
     head = reward_head(model.critic)
     weight = whole(head.weight, accelerator.device)
     before = torch.cat([weight[0], model.value_bias[None]]).double()
-    scores = {p: explained_variance(held_out, ridge(fitted, p)) for p in PENALTIES}
-    penalty = max(scores, key=scores.__getitem__)
+    solutions = {penalty: ridge(fitted, penalty) for penalty in PENALTIES}
+    errors = {p: residual_variance(held_out, one) for p, one in solutions.items()}
+    penalty = min(errors, key=errors.__getitem__)
+    at_first, now = (explained_variance(held_out, w) for w in (before, solutions[penalty]))
     weight = ridge(fitted + held_out, penalty).float()
     assign(head.weight, weight[None, :-1])
     model.value_bias.copy_(weight[-1])
-    at_first, now = explained_variance(held_out, before), scores[penalty]
     is_held_out = len(prompts) >= HELD_OUT_EVERY
     where = "held-out prompts" if is_held_out else "the same prompts, too few to hold some out"
-    words = f"Critic fitted: explained variance {at_first:.2f} → {now:.2f} on {where}"
+    if at_first is None or now is None:
+        found = "undefined, as all rewards are equal,"
+    else:
+        found = f"{at_first:.2f} → {now:.2f}"
+    words = f"Critic fitted: explained variance {found} on {where}"
     accelerator.print(words, file=sys.stderr)
     return {
         "held_out": is_held_out,

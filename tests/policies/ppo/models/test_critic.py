@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ import torch
 from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead
 from policies.ppo.models.critic import (
     Moments,
+    explained_share,
     explained_variance,
     fit_critic,
     ridge,
     warmup_targets,
 )
+from policies.ppo.rollout_metrics import describe_values
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from rlhf.modeling.log_probs import Sequences
@@ -72,6 +75,41 @@ def test_a_constant_error_explains_as_much_as_none() -> None:
     moments = Moments.of(inputs, torch.tensor([0.0, 1.0, 2.0]))
     assert explained_variance(moments, torch.tensor([1.0, 9.0]).double()) == pytest.approx(1.0)
     assert explained_variance(moments, torch.tensor([0.0, 9.0]).double()) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("target", [0.0, -7.3])
+def test_targets_that_do_not_vary_have_no_variance_to_explain(target: float) -> None:
+    """0.1 · 30 is not 3 in floating point: rounding is no variance."""
+    moments = Moments.of(torch.ones(30, 1), torch.full((30,), target / 10))
+    assert explained_variance(moments, torch.tensor([5.0]).double()) is None
+    assert explained_share(4.0, 1.0, 9.0) == -3.0  # worse than a constant is a number
+
+
+def test_returns_that_do_not_vary_have_no_metric() -> None:
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+
+    def described(returns: list[list[float]]) -> dict[str, float]:
+        found = SimpleNamespace(
+            response_mask=mask, returns=torch.tensor(returns), old_values=torch.zeros(2, 3)
+        )
+        return describe_values(start("fp32", 0), found)
+
+    assert described([[0.7, 0.7, 9.0], [0.7, 0.0, 0.0]]) == {}
+    # values of 0 leave all of the variance
+    assert described([[1.0, 2.0, 9.0], [3.0, 0.0, 0.0]]) == {"value/explained_variance": 0.0}
+
+
+def test_a_critic_that_is_fitted_to_equal_rewards_says_so(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    critic = new_reward_model(str(tiny_model), 0, seed=1)
+    model = PolicyAndCritic(load_causal_lm(str(tiny_model)), critic, 0.0)
+    rows = build_rows([[9, 2], [8, 9, 2]])
+    rewards = {rows[0].prompt.id: [1.0, 1.0]}
+    fit = fit_critic(start("fp32", 0), model, [rows], rewards, SETTINGS, 0, Sharding())
+    assert fit["explained_variance"] == {"before": None, "after": None}
+    said = "Critic fitted: explained variance undefined, as all rewards are equal, on the same"
+    assert said in capsys.readouterr().err
 
 
 def test_targets_are_rewards_before_the_prompts_baseline_is_taken_off() -> None:
