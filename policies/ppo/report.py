@@ -15,7 +15,7 @@ from rlhf.parallel.distributed import from_main, seed_all
 from rlhf.parallel.master_weights import float32_model
 from rlhf.parallel.sharding import unwrap
 from rlhf.planning.price import cost_of
-from rlhf.planning.utilization import describe_use
+from rlhf.planning.utilization import PROFILING, describe_use
 from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import read_metrics
 
@@ -103,5 +103,12 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
         "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
         "kl": kl,
         "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),
-        "use": describe_use(history, rate, CLOCKS, LONGER_PASSES, all_counted=engine != "vllm"),
+        "use": describe_use(
+            history,
+            rate,
+            CLOCKS,
+            LONGER_PASSES,
+            all_counted=engine != "vllm",
+            profiling=PROFILING,
+        ),
     }

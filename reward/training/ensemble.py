@@ -22,14 +22,16 @@ from reward.scoring.scorer import combine_members, load_scorer
 from reward.settings import Combine, RewardSettings
 from reward.training.origin import describe_origin, reference_fingerprint, resolve_model
 from reward.training.step import rows_of
-from reward.training.train import train_reward
+from reward.training.train import describe_steps, train_reward
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.modeling.tokens import pad_right
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.planning.price import cost_of
+from rlhf.planning.utilization import measure_rate
 from rlhf.records.jsonl import new_folder, write_json
+from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
 
 REPORTED = ("accuracy", "accuracy_before_training")  # of every member
@@ -67,6 +69,8 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
             accelerator.wait_for_everyone()
             pad_id = int(tokenizer.pad_token_id)
             measured = _measure(folders, accelerator, sharding, data, pad_id, threshold)
+            rate = measure_rate(accelerator, run.speed_file)  # as the members measured it
+        steps = [row for one in folders for row in read_metrics(RunDir(one).metrics_file)]
         report = {
             **measured,
             "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
@@ -76,6 +80,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
                 folder.name: {"seed": seed, **{name: report[name] for name in REPORTED}}
                 for folder, seed, report in zip(folders, settings.seeds, reports, strict=True)
             },
+            "use": describe_steps(steps, rate),
             "cost": cost_of(run, settings.price_per_hour),
             "seconds": round(time.monotonic() - began, 1),
         }

@@ -6,6 +6,7 @@ to 0; rewards are scaled at the end, on reference outputs if the dataset has eno
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.planning.flops import count_flops
 from rlhf.planning.price import cost_of
-from rlhf.planning.utilization import Laps, describe_use, measure_rate
+from rlhf.planning.utilization import PROFILING, Laps, describe_use, measure_rate
 from rlhf.records.documents import REMEDY
 from rlhf.records.ranked import read_manifest
 from rlhf.run.checkpoint import (
@@ -143,7 +144,7 @@ def train_reward(
             **describe_run(settings, data, run, scale, findings.best),
             **describe_thumbs(settings, data, state.thresholds, level, held_out, scale, state.bias),
             "shared_prompt": state.shared,
-            "use": describe_use(read_metrics(run.metrics_file), rate, ("seconds",), LONGER_PASSES),
+            "use": describe_steps(read_metrics(run.metrics_file), rate),
             "cost": cost_of(run, settings.price_per_hour),
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
@@ -156,6 +157,16 @@ def train_reward(
             write_report(run, report, verdicts, reference, tokenizer)
         accelerator.wait_for_everyone()
     return report
+
+
+def describe_steps(rows: Sequence[dict[str, Any]], rate: float) -> dict[str, Any] | None:
+    """How training steps used their devices: `rlhf.planning.utilization.Use`.
+
+    Args:
+        rows: their metrics.
+        rate: of a matrix product, in operations a second.
+    """
+    return describe_use(rows, rate, ("seconds",), LONGER_PASSES, profiling=PROFILING)
 
 
 def part_folder(out: Path, part: int) -> Path:

@@ -26,6 +26,7 @@ MEASURED_SECONDS = 0.3
 LEAST_TIMES = 3
 NOTABLE_WAIT = 0.2  # of the time
 LOW_UTILIZATION = 0.1
+PROFILING = "--profile 3"
 SHORT_PASS = 512  # tokens; with fewer, calls and weights take most of the time
 WAITS: tuple[Cause, ...] = ("data", "ranks")
 LACKING: dict[Cause, tuple[str, str]] = {
@@ -186,6 +187,7 @@ def describe_use(
     longer_passes: str,
     *,
     all_counted: bool = True,
+    profiling: str = "",
 ) -> dict[str, Any] | None:
     """What a run's metrics say of its speed; None where no step was measured.
 
@@ -195,6 +197,7 @@ def describe_use(
         clocks: the metrics whose sum is the seconds of a step.
         longer_passes: flags that make forward passes longer.
         all_counted: whether all operations are counted; low use is no news where vLLM samples.
+        profiling: flag that traces steps, where there is one.
     """
     rows = [row for row in rows if "speed/tflops" in row]
     seconds = [sum(row[name] for name in clocks) for row in rows]
@@ -221,7 +224,7 @@ def describe_use(
         utilization=tflops * TERA / rate,
         waiting_for_data=shares["data"],
         waiting_for_ranks=shares["ranks"],
-        advice=advise(share, shares, length, phases, longer_passes),
+        advice=advise(share, shares, length, phases, longer_passes, profiling),
     )
     return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in asdict(use).items()}
 
@@ -232,11 +235,13 @@ def advise(
     tokens_per_pass: float,
     phases: dict[str, float],
     longer_passes: str,
+    profiling: str = "",
 ) -> str:
     """What to change, in a sentence: the largest wait of a fifth of the time or more.
 
     Else, where less than a tenth of the device is used: sampling, if it takes half of the time, or
-    passes of fewer than 512 tokens. Empty where none of these was measured.
+    passes of fewer than 512 tokens. Where none of these was measured: `profiling`, a flag that
+    shows more, or nothing if there is none.
     """
     cause = max(waits, key=lambda one: waits[one])
     if waits[cause] >= NOTABLE_WAIT:
@@ -256,4 +261,6 @@ def advise(
             f"{used}, and a forward pass had {tokens_per_pass:,.0f} tokens on average: longer "
             f"passes take less time for each token ({longer_passes})."
         )
-    return ""
+    if not profiling:
+        return ""
+    return f"{used}, and no wait or short pass explains it: {profiling} shows where the time goes."

@@ -50,7 +50,7 @@ def describe_environment() -> dict[str, Any]:
             "gpus": torch
             and [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
             "driver": driver_version(NVIDIA),
-            "nccl": _nccl_version(torch),
+            "nccl": nccl_version(torch),
             "image": os.environ.get(IMAGE),
         },
     }
@@ -65,7 +65,7 @@ def driver_version(path: Path) -> str | None:
     return found[0] if found else None
 
 
-def _nccl_version(torch: Any) -> str | None:
+def nccl_version(torch: Any) -> str | None:
     """The version that torch was built with; None without CUDA."""
     if torch is None or not torch.version.cuda:
         return None

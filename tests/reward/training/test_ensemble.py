@@ -85,6 +85,19 @@ def test_the_report_names_every_member(ensemble):
         assert (settings.out / name / "report.html").is_file()
 
 
+def test_the_use_of_the_devices_is_that_of_all_members(ensemble):
+    settings, report = ensemble
+    members = [
+        json.loads((settings.out / n / "report.json").read_text()) for n in report["members"]
+    ]
+    uses = [member["use"] for member in members]
+    seconds = sum(use["seconds"] for use in uses)
+    assert report["use"]["seconds"] == pytest.approx(seconds, rel=1e-3)
+    for name in ("tokens_per_second", "tflops", "waiting_for_data"):
+        mean = sum(use[name] * use["seconds"] for use in uses) / seconds
+        assert report["use"][name] == pytest.approx(mean, rel=2e-3)
+
+
 def test_a_url_hears_of_the_run_and_not_of_its_members(ensemble, listener):
     settings, _ = ensemble
     heard = [one for one in listener.heard if one["run"].startswith(str(settings.out))]

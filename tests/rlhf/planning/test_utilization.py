@@ -180,6 +180,16 @@ def test_only_measured_causes_are_named(
     assert bool(said) == bool(words)
 
 
+def test_where_no_cause_was_measured_a_profile_shows_more() -> None:
+    said = advise(0.02, {"data": 0.0, "ranks": 0.0}, 600, {}, "--longer", "--profile 3")
+    assert said == (
+        "2.0% of the device was used, and no wait or short pass explains it: --profile 3 shows "
+        "where the time goes."
+    )
+    about = describe_use([row((1, 9), 0.01)], 1e12, CLOCKS, "--longer", profiling="--profile 3")
+    assert about["advice"].endswith("--profile 3 shows where the time goes.")
+
+
 @pytest.mark.slow
 def test_a_process_says_how_long_it_waits_for_a_slower_one(tmp_path: Path) -> None:
     program = tmp_path / "program.py"

@@ -1,6 +1,7 @@
 import subprocess
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -11,7 +12,12 @@ from rlhf.modeling.model_card import model_card
 from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
 from rlhf.parallel.settings import ClusterSettings
 from rlhf.run import provenance
-from rlhf.run.provenance import all_packages, describe_environment, driver_version
+from rlhf.run.provenance import (
+    all_packages,
+    describe_environment,
+    driver_version,
+    nccl_version,
+)
 from rlhf.run.rundir import RunDir, open_stage, stage_status
 
 STAGE = {
@@ -104,7 +110,7 @@ def test_the_code_is_known_by_its_commit_and_the_difference_from_it(
     assert not run.diff_file.exists()  # of the attempt before
 
 
-def test_driver_and_image_are_kept_where_there_are_any(
+def test_driver_nccl_and_image_are_kept_where_there_are_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc = tmp_path / "version"
@@ -120,6 +126,13 @@ def test_driver_and_image_are_kept_where_there_are_any(
     found = describe_environment()["hardware"]
     assert found["image"] == "registry/rlhf@sha256:abc"
     assert found["nccl"] is None or found["cuda"]
+    built = SimpleNamespace(
+        version=SimpleNamespace(cuda="12.8"),
+        cuda=SimpleNamespace(nccl=SimpleNamespace(version=lambda: (2, 27, 3))),
+    )
+    assert nccl_version(built) == "2.27.3"
+    assert nccl_version(SimpleNamespace(version=SimpleNamespace(cuda=None))) is None  # of CPUs
+    assert nccl_version(None) is None  # not loaded
 
 
 def test_a_card_says_what_the_training_cost() -> None:
