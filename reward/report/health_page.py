@@ -69,7 +69,8 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> Figure:
         s=[20 + 180 * row["n"] / most for row in bins],
         color=ACCENT,
     )
-    axes.set(xlim=(0.48, 1.02), ylim=(-0.04, 1.04), xlabel="confidence", ylabel="right")
+    axes.set(xlim=(0.48, 1.02), ylim=(-0.04, 1.04), xlabel="confidence in the order of a pair")
+    axes.set_ylabel("share of pairs ordered right")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -87,7 +88,7 @@ def draw_learning_curve(curve: Mapping[str, Any]) -> Figure:
     for rows, fill, label in ((points, ACCENT, "measured"), (forecasts, "white", "forecast")):
         found = [row["labels"] for row in rows], [row["value"] for row in rows]
         axes.plot(*found, "o", color=ACCENT, markerfacecolor=fill, label=label)
-    axes.set(xscale="log", xlabel="labels", ylabel="right")
+    axes.set(xscale="log", xlabel="labels (log scale)", ylabel="share of pairs ordered right")
     axes.set_xticks([row["labels"] for row in (*points, *forecasts)], minor=False)
     axes.set_xticklabels([f"{row['labels']:,}" for row in (*points, *forecasts)])
     axes.minorticks_off()
@@ -100,7 +101,7 @@ def draw_histogram(rewards: Sequence[float]) -> Figure:
     figure = Figure(SIZE, layout="constrained")
     axes = figure.subplots()
     axes.hist(rewards, bins=24, color=ACCENT)
-    axes.set(xlabel="reward", ylabel="responses")
+    axes.set(xlabel="reward", ylabel="number of responses")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from reward.data.annotators import weigh_annotators
 from reward.data.loading import Data
 from reward.model.normalize import Scale, fit_scale, fold_into_head
-from reward.report.health import Verdict, describe_health
+from reward.report.health import Verdict, describe_health, worst
 from reward.report.health_page import write_page
 from reward.settings import RewardSettings
 from reward.training.evaluation import Best
 from reward.training.origin import describe_origin
 from reward.training.step import TrainState, score_groups
-from rlhf.errors import GuardError
+from rlhf.errors import GuardError, InputError
 from rlhf.modeling.adapters import each_merged_weight, merged_weights, save_adapters
 from rlhf.modeling.heads import empty_reward_model, head_name
 from rlhf.modeling.models import load_reward_model, require_reward_model, save_model
@@ -30,6 +30,7 @@ from rlhf.parallel.sharding import unwrap
 from rlhf.parallel.weight_files import Gather, WeightFiles
 from rlhf.planning.forecast import stride
 from rlhf.records.jsonl import write_json
+from rlhf.records.ranked import find_prompts
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 
@@ -189,7 +190,11 @@ def write_report(
     reference: list[float],
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Write report.json and report.html: the report, its health numbers and worst disagreements."""
+    """Write report.json and report.html: the report, its health numbers and worst disagreements.
+
+    Prompts are shown as the export has them, without what the chat template adds.
+    """
+    prompts = _find_worst(run, verdicts)
 
     def text(ids: tuple[int, ...]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -197,7 +202,7 @@ def write_report(
     def texts(verdict: Verdict) -> dict[str, str]:
         responses, pair = verdict.group.responses, verdict.pair
         return {
-            "prompt": text(verdict.group.prompt),
+            "prompt": prompts.get(verdict.group.prompt_id) or text(verdict.group.prompt),
             "preferred": text(responses[pair.first]),
             "other": text(responses[pair.second]),
         }
@@ -205,3 +210,13 @@ def write_report(
     full = {**report, **describe_health(verdicts, texts)}
     write_page(run.report_html, full, reference)
     write_json(run.report_json, full)
+
+
+def _find_worst(run: RunDir, verdicts: list[Verdict]) -> dict[str, str]:
+    """The texts of the prompts of the worst disagreements, by id."""
+    ids = {verdict.group.prompt_id for verdict in worst(verdicts)}
+    try:
+        found = find_prompts(Path(run.inputs["rankings"]["path"]), ids)
+    except InputError:  # the export was moved while the model trained
+        return {}
+    return {name: prompt.text for name, prompt in found.items()}

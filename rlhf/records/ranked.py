@@ -4,7 +4,9 @@ DIR/train.jsonl  DIR/test.jsonl   one RankedPrompt per line
 DIR/manifest.json                 counts and the content hash of the two files
 """
 
-from collections.abc import Container, Iterator, Sequence
+import json
+import re
+from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from rlhf.errors import InputError
 from rlhf.records.documents import read_document
 from rlhf.records.fingerprints import folder_hash
 from rlhf.records.jsonl import BadLineError, parse_line, read_lines, write_json, write_jsonl
-from rlhf.records.schema import RankedPrompt, Split
+from rlhf.records.schema import Prompt, RankedPrompt, Split
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 MANIFEST = "manifest.json"
@@ -90,6 +92,26 @@ def read_ranked_file(path: Path) -> list[RankedPrompt]:
         BadLineError: a line is malformed; the message starts with file:line.
     """
     return [_parse(line, place) for place, line in read_lines(path)]
+
+
+def find_prompts(folder: Path, ids: Collection[str]) -> dict[str, Prompt]:
+    """Some prompts of a ranked dataset by id; the lines of others are not parsed.
+
+    Raises:
+        InputError: a file does not exist.
+        BadLineError: the line of one of them is malformed.
+    """
+    found: dict[str, Prompt] = {}
+    quoted = (json.dumps(one, ensure_ascii=False) for one in ids)
+    names = re.compile("|".join(map(re.escape, quoted)) or "$^")
+    lines = (line for split in reversed(SPLITS) for line in read_lines(folder / f"{split}.jsonl"))
+    for place, line in lines:
+        if len(found) == len(set(ids)):
+            break
+        if names.search(line):  # it may also be the id of something else
+            prompt = _parse(line, place).prompt
+            found |= {prompt.id: prompt} if prompt.id in ids else {}
+    return found
 
 
 def _parse(line: str, place: str) -> RankedPrompt:

@@ -1,6 +1,14 @@
+import shutil
+
 from reward.data.groups import Group, Pair
-from reward.report.health import collect_verdicts, measure_health
-from reward.report.health_page import write_page
+from reward.report.health import Verdict, collect_verdicts, measure_health
+from reward.report.health_page import draw_histogram, draw_reliability, write_page
+from reward.training.save import write_report
+from reward.training.train import train_reward
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.records.ranked import read_ranked
+from rlhf.run.rundir import RunDir
+from tests.reward.conftest import settings_for
 
 ACCURACY = {"value": 0.75, "low": 0.5, "high": 0.9, "pairs": 8, "prompts": 4}
 
@@ -70,3 +78,34 @@ def test_a_page_says_what_the_training_cost(tmp_path):
     assert f'<p class="muted">{said}</p>' in (tmp_path / "r.html").read_text()
     write_page(tmp_path / "r.html", report([], [], []), [0.0, 1.0])
     assert "device-hours" not in (tmp_path / "r.html").read_text()
+
+
+def test_the_worst_disagreements_show_what_was_asked(rankings, tiny_model, tmp_path):
+    """Not what the chat template adds; where the export has gone since, that has to do."""
+    moved = shutil.copytree(rankings, tmp_path / "rankings")
+    run = RunDir(tmp_path / "out")
+    report = train_reward(settings_for(moved, tiny_model, run.path, epochs=1, learning_rate=1e-9))
+    worst = run.read_report()["worst"]
+    asked = {record.prompt.text for record in read_ranked(rankings)}
+    assert worst
+    assert {one["prompt"] for one in worst} <= asked
+    page = run.report_html.read_text()
+    assert "ann preferred the first response; the model scores it " in page
+    shutil.rmtree(moved)
+    pair = Pair(0, 1, 1.0, 0, "ann")
+    verdict = Verdict(Group("p", (5, 6), ((7,), (8,)), (pair,)), pair, -1.0)
+    tokenizer = load_tokenizer(str(tiny_model))
+    write_report(run, report, [verdict], [0.0, 1.0], tokenizer)
+    [one] = run.read_report()["worst"]
+    assert one["prompt"] == tokenizer.decode([5, 6])
+
+
+def test_pictures_name_their_axes():
+    bins = [{"confidence": 0.7, "right": 0.5, "n": 4}]
+    for figure, x, y in (
+        (draw_reliability(bins), "confidence in the order of a pair", "share of pairs ordered"),
+        (draw_histogram([0.0, 1.0]), "reward", "number of responses"),
+    ):
+        [axes] = figure.axes
+        assert axes.get_xlabel() == x
+        assert axes.get_ylabel().startswith(y)

@@ -5,7 +5,13 @@ import pytest
 
 from rlhf.errors import InputError
 from rlhf.records.jsonl import BadLineError
-from rlhf.records.ranked import read_manifest, read_ranked, read_ranked_file, write_ranked
+from rlhf.records.ranked import (
+    find_prompts,
+    read_manifest,
+    read_ranked,
+    read_ranked_file,
+    write_ranked,
+)
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response, Split
 
 
@@ -78,3 +84,14 @@ def test_a_malformed_record_is_named_by_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(BadLineError) as caught:
         read_ranked_file(file)
     assert caught.value.problem == f"{file}:2: A prompt needs 'messages' as list, found None"
+
+
+def test_prompts_are_found_by_id_without_reading_the_others(export: Path) -> None:
+    lines = (export / "train.jsonl").read_text(encoding="utf-8")
+    (export / "train.jsonl").write_text("no JSON at all\n" + lines, encoding="utf-8")
+    records = [RankedPrompt.from_json(json.loads(line)) for line in lines.splitlines()]
+    wanted = records[-1].prompt
+    assert find_prompts(export, {wanted.id}) == {wanted.id: wanted}
+    # the id of a response is not that of a prompt
+    assert find_prompts(export, {records[0].responses[0].id}) == {}
+    assert find_prompts(export, set()) == {}
