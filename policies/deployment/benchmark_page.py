@@ -53,7 +53,7 @@ def draw(rows: Rows) -> Figure:
     for speed, (left, right) in zip(kinds, panels, strict=True):
         mine = [row for row in rows if speed in row]
         _lines(left, mine, lambda row, speed=speed: row[speed], SPEEDS[speed])
-        _lines(right, mine, lambda row: row["latency"]["p50"], "seconds, median")
+        _lines(right, mine, lambda row: row["latency"]["p50"], "median seconds of a batch")
         left.legend(fontsize=8, frameon=False)
     return figure
 

@@ -116,6 +116,8 @@ def score_distributions(panels: Sequence[tuple[str, Sequence[float], Sequence[fl
     for axes, (name, policy, reference) in zip(rows, panels, strict=True):
         _draw_distribution(axes, policy, reference)
         _title(axes, name)
+        _name_axes(axes, y="share of responses")
+    _name_axes(rows[-1], x="score")
     return figure
 
 
@@ -126,7 +128,7 @@ def reward_against_kl(panels: Sequence[KLPanel]) -> Figure:
     for axes, panel in zip(rows, panels, strict=True):
         _draw_kl_panel(axes, panel)
         _title(axes, panel.title)
-    rows[-1].set_xlabel("√ of the reverse KL, nats per response", fontsize=9, color=MUTED)
+    _name_axes(rows[-1], x="√ of the reverse KL in nats per response")
     return figure
 
 
@@ -145,6 +147,8 @@ def training_curves(curves: Mapping[str, Curve]) -> Figure:
         _title(axes, title)
     for axes in grid[len(curves) :]:
         axes.set_axis_off()
+    for axes in grid[max(0, len(curves) - columns) : len(curves)]:  # nothing stands below
+        _name_axes(axes, x="step")
     return figure
 
 
@@ -210,6 +214,7 @@ def _as_shares_of_wins(axes: Axes) -> None:
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
+    _name_axes(axes, x="comparisons won; dashed: equal models")
     _quiet(axes, grid="x")
     axes.axvline(0.5, color=INK, linewidth=1, linestyle=(0, (3, 3)), zorder=2.5)
 
@@ -318,6 +323,13 @@ def _quiet(axes: Axes, grid: Literal["x", "y"]) -> None:
         axes.tick_params(axis="y", labelcolor=INK, labelsize=9.5)
     axes.grid(axis=grid, color=GRID, linewidth=0.9, zorder=0)
     axes.set_axisbelow(True)
+
+
+def _name_axes(axes: Axes, x: str = "", y: str = "") -> None:
+    """Name one axis or both, the names beside the numbers."""
+    for name, to_label in ((x, axes.set_xlabel), (y, axes.set_ylabel)):
+        if name:
+            to_label(name, fontsize=9, color=MUTED)
 
 
 def _title(axes: Axes, text: str) -> None:

@@ -337,9 +337,13 @@ def _format(value: float, form: str) -> str:
         return "< 0.001"
     if form == "number":
         return f"{value:z.{3 if abs(value) < 1 else 2 if abs(value) < 10 else 1}f}"
-    return {"fixed": "{:z.2f}", "signed": "{:+z.2f}", "p_value": "{:z.3f}", "count": "{}"}[
-        form
-    ].format(value)
+    return {
+        "fixed": "{:z.2f}",
+        "signed": "{:+z.2f}",
+        "signed_fine": "{:+z.3f}",
+        "p_value": "{:z.3f}",
+        "count": "{}",
+    }[form].format(value)
 
 
 def _script_hash(script: str) -> str:

@@ -24,7 +24,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     for kind, speed in (("policy", "tokens_per_second"), ("reward model", "scores_per_second")):
         rows = [row for row in result["rows"] if row["kind"] == kind]
         if rows:
-            head = ["run", "batch", "prompt", "answer", "first s", "p50 s", "p99 s"]
+            head = ["run", "batch", "prompt", "response", "first s", "p50 s", "p99 s"]
             head += [f"{speed.split('_')[0]}/s", "MB", *_price_heads(result, kind)]
             best = max(rows, key=lambda row: row[speed])
             blocks.append(align([head, *(_cells(row, speed) for row in rows)]))

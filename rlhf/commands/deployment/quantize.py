@@ -52,7 +52,7 @@ def _reward_changes(result: dict[str, Any]) -> str:
 def _policy_changes(result: dict[str, Any]) -> list[str]:
     change = result["log_prob"]
     lines = [
-        f"Log-probs of {counted(change['tokens'], 'token')} of the unquantized policy's answers "
+        f"Log-probs of {counted(change['tokens'], 'token')} of the unquantized policy's responses "
         f"changed by {change['mean']:.3f} nats on average, at most {change['max']:.2f}."
     ]
     if "win_rate" in result:

@@ -174,7 +174,7 @@ def _likelihoods(
     """How likely the answers are under the original model, and what the policy forgot."""
     if answers:
         yield (
-            "Log-likelihood of the answers under the original model: "
+            "Log-likelihood of the responses under the original model: "
             f"{answers['reference']['value']:z.2f} → {answers['policy']['value']:z.2f} nats per "
             "token."
         )

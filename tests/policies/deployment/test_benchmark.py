@@ -83,6 +83,7 @@ def test_the_page_has_the_table_and_no_script(done: RunDir) -> None:
     page, report = done.report_html.read_text(), done.read_report()
     assert "<script" not in page
     assert "data:image/svg+xml;base64," in page
+    assert "random tokens of fixed lengths on cpu in float32, and" in page
     for row in report["rows"]:
         assert row["run"] in page
         price = row.get("price_per_million_tokens", row.get("price_per_thousand_scores"))

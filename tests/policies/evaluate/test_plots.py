@@ -103,6 +103,28 @@ def test_the_new_model_stands_at_its_kl_and_score_beside_best_of_n() -> None:
     svg(plots.reward_against_kl([plots.KLPanel(title="", best_of_n=[], original=0, new=(1, None))]))
 
 
+def test_pictures_name_their_axes() -> None:
+    curves = {f"Curve {n}": [(1, 0.5)] for n in range(3)}
+    panel = plots.KLPanel(title="", best_of_n=[], original=0.0, new=(1.0, 0.5))
+    for figure, *expected in (
+        (plots.win_rates(RATES), ("comparisons won; dashed: equal models", "")),
+        (
+            plots.score_distributions([("a", [1.0], [0.0]), ("b", [1.0], [0.0])]),
+            ("", "share of responses"),
+            ("score", "share of responses"),
+        ),
+        (
+            plots.reward_against_kl([panel, panel]),
+            ("", ""),
+            ("√ of the reverse KL in nats per response", ""),
+        ),
+        # the last curve of each column; titles have the units of the others
+        (plots.training_curves(curves), ("", ""), ("step", ""), ("step", ""), ("", "")),
+    ):
+        found = [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
+        assert found == expected
+
+
 def test_hostile_names_are_drawn_as_they_are() -> None:
     rate = RATES[0][1]
     for figure in (

@@ -163,7 +163,7 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         "Length 19 → 23 tokens.",
         "Reverse KL from the original model: 6.10 nats per response ± 0.40 (standard error, 128 "
         "responses).",
-        "Log-likelihood of the answers under the original model: -1.50 → -1.22 nats per token.",
+        "Log-likelihood of the responses under the original model: -1.50 → -1.22 nats per token.",
         "Negative log-likelihood of neutral text: 3.127 → 3.184 nats per token "
         "(+0.057, +0.031 to +0.083).",
         "Report: runs/a/evaluate/report.html",

@@ -1,5 +1,6 @@
 """`rlhf distill` on tiny models: its loss, its student, its resuming, and the share of gain."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from policies.deployment.distill.settings import DistillSettings
 from policies.deployment.distill.student import half_of
 from policies.deployment.distill.train import _arguments, sampling_like
 from policies.evaluate.measures.statistics import share_of_gain
+from policies.evaluate.report import render
 from policies.evaluate.settings import EvaluateSettings
 from policies.reference.store import open_store
 from rlhf.cli import main
@@ -243,7 +245,16 @@ def test_the_evaluation_says_how_much_of_the_gain_is_kept(
     settings = EvaluateSettings(policy="p", reference=reference, reward=SIGNAL, out=out)
     said = describe_report(settings, report)
     assert "parameters, 70 % of its teacher's." in said
-    assert "The policy was distilled from it" in RunDir(out).report_html.read_text()
+    page = RunDir(out).report_html.read_text()
+    assert "The policy was distilled from it" in page
+    # four prompts prove no gain of the teacher
+    assert "the teacher's own gain (" in page.replace("&#39;", "'")
+    assert "it keeps" not in page
+    found = {"kept": {"value": 0.634, "low": 0.5, "high": 0.71}}
+    content = json.loads(RunDir(out).report_json.read_text())
+    content["student"]["gain"] = {"reward": {**found, "teacher": {"value": 0.42, "low": 0.3}}}
+    words = "By the mean score of the reward function, it keeps 63 % of the teacher's gain of 0.42"
+    assert f"{words} (95 % interval of the share 50–71 %)." in render(content)
 
 
 def test_refusals(tiny_model: Path, teacher: Path, outputs: Path, tmp_path: Path, refused) -> None:
