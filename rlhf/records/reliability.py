@@ -19,15 +19,18 @@ likelihood counts for as much less as they resemble each other, the design effec
 Letters: I items, J annotators, V votes.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 TOLERANCE = 1e-7  # of reliability, between two steps of EM
 MOST_STEPS = 1000
@@ -80,6 +83,8 @@ def votes_of(judged: str, annotator: str, tiers: Sequence[Sequence[str]]) -> Ite
 
 def reliability_of_shared(votes: Sequence[Vote]) -> dict[str, Reliability]:
     """The reliability of everybody who judged the same two responses as somebody else, by name."""
+    from scipy.sparse import csr_array  # slow to import, and absent on a rented GPU
+
     judges: dict[Item, set[str]] = defaultdict(set)
     for vote in votes:
         judges[vote.item].add(vote.annotator)
@@ -91,8 +96,7 @@ def reliability_of_shared(votes: Sequence[Vote]) -> dict[str, Reliability]:
     item = np.array([numbers[vote.item] for vote in shared])
     sign = np.array([1.0 if vote.first_wins else -1.0 for vote in shared])
     accuracy = run_em(item, annotator, sign)
-    signs = np.zeros((len(numbers), len(who)))
-    signs[item, annotator] = sign
+    signs = csr_array((sign, (item, annotator)), (len(numbers), len(who)))
     _, judged = np.unique([what for what, _, _ in numbers], return_inverse=True)
     return {
         str(name): Reliability(float(value), *interval, int(count))
@@ -126,7 +130,7 @@ def run_em(
         sign: of each vote: 1 where the first response wins, else -1.
         most_steps: after which it ends at the latest.
     """
-    from scipy.special import expit, logit  # slow to import, and absent on a rented GPU
+    from scipy.special import expit, logit  # as above
 
     number = np.bincount(annotator)
     posterior = np.bincount(item, sign > 0) / np.bincount(item)  # the share of votes for the first
@@ -141,7 +145,7 @@ def run_em(
 
 
 def find_intervals(
-    signs: Float[ndarray, "I J"], judged: Int[ndarray, " I"], accuracy: Float[ndarray, " J"]
+    signs: "csr_array", judged: Int[ndarray, " I"], accuracy: Float[ndarray, " J"]
 ) -> list[tuple[float, float]]:
     """For every annotator the interval of 95 % around the accuracy that `run_em` has found.
 
@@ -149,29 +153,42 @@ def find_intervals(
     where a_j = v, and D_j the design effect; at 0 or 1 if that is nowhere.
 
     Args:
-        signs: 1 or -1 of each vote as in `run_em`, 0 where there is none.
+        signs: 1 or -1 of each vote as in `run_em`, a row for each item, a column for each person.
         judged: the prompt or task of each item, counted from 0.
         accuracy: a.
     """
     from scipy.stats import chi2  # as above
 
-    first = signs[np.arange(len(signs)), (signs != 0).argmax(axis=1)]
-    # items on which the same people agree and differ are counted once
-    patterns, counts = np.unique(signs * first[:, None], axis=0, return_counts=True)
+    patterns, counts = _distinct_rows(signs)
     highest = _log_posterior(patterns, counts, accuracy)
     allowed = chi2.ppf(LEVEL, 1) / 2 * _design_effects(signs, judged, accuracy)
 
-    def left(v: float, annotator: int) -> float:
-        best = _fit_others(patterns, counts, accuracy, annotator, v)
-        return float(_log_posterior(patterns, counts, best) - highest + allowed[annotator])
+    def end(annotator: int, last: float, beyond: float) -> float:
+        best = accuracy
+
+        def left(v: float) -> float:
+            nonlocal best  # the next v is near
+            best = _fit_others(patterns, counts, best, annotator, v)
+            return float(_log_posterior(patterns, counts, best) - highest + allowed[annotator])
+
+        return _find_end(left, float(accuracy[annotator]), last, beyond)
 
     return [
-        (
-            _find_end(partial(left, annotator=number), a, EDGE * a, 0.0),
-            _find_end(partial(left, annotator=number), a, 1 - EDGE * (1 - a), 1.0),
-        )
+        (end(number, EDGE * a, 0.0), end(number, 1 - EDGE * (1 - a), 1.0))
         for number, a in enumerate(accuracy.tolist())
     ]
+
+
+def _distinct_rows(signs: "csr_array") -> tuple["csr_array", Int[ndarray, " U"]]:
+    """Items on which the same people agree and differ, once each, and how many there are."""
+    signs.sort_indices()
+    starts = signs.indptr[:-1]
+    with_first = signs.data == signs.data[starts].repeat(np.diff(signs.indptr))
+    rows = np.split(2 * signs.indices + with_first, starts[1:])
+    names = [row.tobytes() for row in rows]
+    places = {name: place for place, name in enumerate(names)}
+    counts = Counter(names)
+    return signs[list(places.values())], np.array([counts[name] for name in places])
 
 
 def _find_end(left: Callable[[float], float], inside: float, last: float, beyond: float) -> float:
@@ -189,7 +206,7 @@ def _find_end(left: Callable[[float], float], inside: float, last: float, beyond
 
 
 def _log_posterior(
-    patterns: Float[ndarray, "U J"], counts: Int[ndarray, " U"], accuracy: Float[ndarray, " J"]
+    patterns: "csr_array", counts: Int[ndarray, " U"], accuracy: Float[ndarray, " J"]
 ) -> float:
     """Σ_j (n_j / 2 + 1) log a_j (1 − a_j) + Σ_u c_u log cosh(l_u / 2).
 
@@ -199,22 +216,25 @@ def _log_posterior(
     from scipy.special import logit
 
     odds = patterns @ logit(accuracy)
-    number = counts @ np.abs(patterns)
+    number = counts @ abs(patterns)
     spread = np.logaddexp(odds / 2, -odds / 2) - np.log(2)
     return float((number / 2 + 1) @ np.log(accuracy * (1 - accuracy)) + counts @ spread)
 
 
 def _fit_others(
-    patterns: Float[ndarray, "U J"],
+    patterns: "csr_array",
     counts: Int[ndarray, " U"],
     accuracy: Float[ndarray, " J"],
     annotator: int,
     v: float,
 ) -> Float[ndarray, " J"]:
-    """The most likely accuracies with that of one annotator fixed at v: EM as in `run_em`."""
+    """The most likely accuracies with that of one annotator fixed at v: EM as in `run_em`.
+
+    It begins with `accuracy`.
+    """
     from scipy.special import expit, logit
 
-    number = counts @ np.abs(patterns)
+    number = counts @ abs(patterns)
     found = accuracy.copy()
     found[annotator] = v
     for _ in range(PROFILE_STEPS):
@@ -227,19 +247,20 @@ def _fit_others(
 
 
 def _design_effects(
-    signs: Float[ndarray, "I J"], judged: Int[ndarray, " I"], accuracy: Float[ndarray, " J"]
+    signs: "csr_array", judged: Int[ndarray, " I"], accuracy: Float[ndarray, " J"]
 ) -> Float[ndarray, " J"]:
     """By how much the variance of Σ_i (P(y_ij is right) − a_j) exceeds that of independent items.
 
     At least 1; with the sum over items of each prompt or task in the place of single items.
     """
+    from scipy.sparse import csr_array
     from scipy.special import expit, logit
 
-    first = expit(signs @ logit(accuracy))[:, None]
-    surplus = np.where(signs == 0, 0, np.where(signs > 0, first, 1 - first) - accuracy)
+    item, annotator = signs.nonzero()
+    right = expit(signs.data * (signs @ logit(accuracy))[item])
+    surplus = right - accuracy[annotator]
     number = int(judged.max()) + 1
-    sums = np.zeros((number, signs.shape[1]))
-    np.add.at(sums, judged, surplus)
-    together, alone = (sums**2).sum(axis=0), (surplus**2).sum(axis=0)
+    sums = csr_array((surplus, (judged[item], annotator)), (number, len(accuracy)))
+    together, alone = sums.power(2).sum(axis=0), np.bincount(annotator, surplus**2)
     effects: Float[ndarray, " J"] = np.maximum(together / alone * number / max(number - 1, 1), 1)
     return effects

@@ -7,6 +7,7 @@ from math import log
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from scipy.sparse import csr_array
 
 from reward.data.annotators import estimate_weights
 from reward.data.reliability import collect_votes, estimate_reliability, weights_of
@@ -116,7 +117,7 @@ def test_two_annotators_share_what_they_agree_on():
 def test_the_log_posterior_is_that_of_two_coins_by_hand():
     # Three items on which they agree, one on which they differ, each likely by ½ · .62 and ½ · .38
     # with .62 = .8 · .7 + .2 · .3 and .38 = .8 · .3 + .2 · .7; the prior is a(1 − a) b(1 − b).
-    patterns, counts = np.array([[1.0, 1.0], [1.0, -1.0]]), np.array([3, 1])
+    patterns, counts = csr_array([[1.0, 1.0], [1.0, -1.0]]), np.array([3, 1])
     expected = 3 * log(0.62 / 2) + log(0.38 / 2) + log(0.16 * 0.21)
     found = _log_posterior(patterns, counts, np.array([0.8, 0.7]))
     assert found == pytest.approx(expected)
@@ -131,7 +132,7 @@ def test_pairs_of_one_prompt_that_always_agree_count_once():
         signs = votes.repeat(times, axis=0)
         item, annotator = np.nonzero(signs)
         accuracy = run_em(item, annotator, signs[item, annotator])
-        return np.array(find_intervals(signs, prompts, accuracy))
+        return np.array(find_intervals(csr_array(signs), prompts, accuracy))
 
     once = intervals(1, np.arange(400))
     assert intervals(6, np.arange(400).repeat(6)) == pytest.approx(once, abs=0.02)
@@ -153,7 +154,7 @@ def test_intervals_of_rankings_contain_the_truth():
         signs = signs.transpose(0, 2, 1).reshape(-1, 3)
         item, annotator = np.nonzero(signs)
         accuracy = run_em(item, annotator, signs[item, annotator])
-        found = find_intervals(signs, np.arange(40).repeat(6), accuracy)
+        found = find_intervals(csr_array(signs), np.arange(40).repeat(6), accuracy)
         contained += [low <= value <= high for (low, high), value in zip(found, truth, strict=True)]
     assert (contained >= 21).all()  # of 25; binomial intervals of right pairs contain 14, 5 and 22
 
