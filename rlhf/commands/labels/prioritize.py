@@ -1,5 +1,6 @@
 """`rlhf prioritize`: the order in which people get tasks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -54,8 +55,11 @@ def run(settings: Settings) -> dict[str, Any]:
     """Order the open tasks by how much a reward model would learn from them."""
     from labeling_app.annotators.prioritizing import prioritize
     from labeling_app.db.store import Store
-    from reward.scoring.texts import load_features
+    from reward.scoring.rankings import training_gain
+    from reward.scoring.texts import PromptResponses, load_features
     from rlhf.parallel.distributed import start_alone
+
+    gain = training_gain(settings.reward)
 
     with Store(settings.db, must_exist=True) as store:
         accelerator = start_alone(settings.precision, settings.seed)
@@ -65,9 +69,14 @@ def run(settings: Settings) -> dict[str, Any]:
             settings.micro_tokens,
             settings.chat_template_kwargs,
         )
+
+        def read(answers: Sequence[PromptResponses]) -> list[tuple[Any, Any]]:
+            """Rewards as log-odds: σ of a difference is the probability that was trained."""
+            return [(found, rewards / gain) for found, rewards in features(answers)]
+
         return prioritize(
             store,
-            features,
+            read,
             settings.by,
             random_share=settings.random_share,
             most=settings.most,

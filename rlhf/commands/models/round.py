@@ -16,13 +16,15 @@ def run(settings: Settings) -> dict[str, Any]:
     from labeling_app.db.store import Store
     from labeling_app.quality.selection import pair_entropy
     from policies.rounds.candidates import choose, sample_candidates
+    from reward.scoring.rankings import training_gain
 
     with Store(settings.db, read_only=True):
         pass  # a missing database fails here, before an hour of sampling
     candidates, inputs = sample_candidates(settings)
+    gain = training_gain(settings.reward)  # rewards over it are the log-odds that were trained
     chosen = choose(
         [candidate.nats for candidate in candidates],
-        [pair_entropy(candidate.rewards) for candidate in candidates],
+        [pair_entropy(candidate.rewards / gain) for candidate in candidates],
         pick=settings.pick,
         random_share=settings.random_share,
         seed=settings.seed,

@@ -1,6 +1,7 @@
 """A reward model orders the queue; people get its first choice first, and the lead sees why."""
 
 import json
+from math import exp, log
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from labeling_app.annotators.comparisons import queue_pairs
 from labeling_app.annotators.prioritizing import prioritize
 from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.queue import Submission, TaskQueue
+from reward.scoring.texts import load_features
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
+from rlhf.parallel.distributed import start_alone
 from tests.labeling_app.conftest import quality_page
 
 
@@ -106,6 +109,31 @@ def test_the_command_with_a_real_reward_model(store, fill, tiny_model, tmp_path,
     reasons = [reason for _, reason in queue_order(store)]
     assert reasons.count("random") == 2
     assert sum(reason.startswith(f"{by} ") for reason in reasons) == 4
+
+
+def test_the_reward_is_read_as_the_log_odds_that_were_trained(
+    store, fill, tiny_model, tmp_path
+) -> None:
+    """The saved model's rewards have standard deviation 1; the loss was on those over the gain."""
+    fill(6, 2)
+    model, gain = new_reward_model(str(tiny_model), 0, seed=3), 0.02
+    save_model(model, load_tokenizer(str(tiny_model)), tmp_path / "reward" / "model")
+    report = {"normalisation": {"gain": gain}}
+    (tmp_path / "reward" / "report.json").write_text(json.dumps(report))
+    name = str(tmp_path / "reward" / "model")
+    arguments = ["prioritize", "--db", str(store.connections.path), "--precision", "fp32"]
+    assert main([*arguments, "--reward", name, "--by", "entropy"]) == 0
+    records = list(store.ranked_prompts())
+    features = load_features(name, start_alone("fp32", 0), 4096)
+    rewards = [found for _, found in features([(one.prompt, one.responses) for one in records])]
+    expected = {}
+    for record, (first, second) in zip(records, rewards, strict=True):
+        p = 1 / (1 + exp(-float(first - second) / gain))
+        expected[record.prompt.text] = -p * log(p) - (1 - p) * log(1 - p)
+    found = scores(store)
+    assert len(found) == 4
+    assert found == pytest.approx({prompt: expected[prompt] for prompt in found}, rel=0.01)
+    assert min(found.values()) < 0.6  # ln 2 is .693
 
 
 def test_settings_that_do_not_fit(store, refused):

@@ -1,6 +1,8 @@
 """Which prompts go back to the annotators."""
 
 import json
+import shutil
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -10,8 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from labeling_app.db.store import Store
 from policies.rounds.candidates import candidate, choose
+from reward.scoring.texts import load_text_reward
 from rlhf.cli import main
 from rlhf.modeling.tokens import load_tokenizer
+from rlhf.parallel.distributed import start_alone
 from rlhf.records.schema import Message, Prompt, Response
 from tests.pipeline.loop import SIGNAL
 from tests.pipeline.signals import count_vowels
@@ -66,7 +70,11 @@ def log_prob(model: PreTrainedModel, prompt: list[int], response: Response) -> f
 
 def entropy(responses: list[Response]) -> float:
     """Mean entropy of σ(difference of rewards) over all pairs of responses."""
-    rewards = [count_vowels("", one.text.replace("(no answer)", "")) for one in responses]
+    return entropy_of([count_vowels("", one.text.replace("(no answer)", "")) for one in responses])
+
+
+def entropy_of(rewards: Sequence[float]) -> float:
+    """Mean entropy of σ(difference) over all pairs of some rewards."""
     shares = np.array([1 / (1 + np.exp(b - a)) for a, b in combinations(rewards, 2)])
     return float(-np.mean(shares * np.log(shares) + (1 - shares) * np.log1p(-shares)))
 
@@ -104,3 +112,35 @@ def test_the_farthest_and_the_least_certain_prompts_come_first(
             assert prompt_id == max(left, key=measured.__getitem__)
         del left[prompt_id]
     assert [reasons.count(one) for one in ("divergent", "uncertain", "random")] == [3, 3, 2]
+
+
+def test_uncertainty_is_that_of_the_log_odds_that_were_trained(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    """A saved reward model's rewards have standard deviation 1; the loss was on those over gain."""
+    shutil.copytree(inputs.path("reward"), tmp_path / "run" / "model")
+    reward, gain = str(tmp_path / "run" / "model"), 0.002
+    report = {"normalisation": {"gain": gain}}
+    (tmp_path / "run" / "report.json").write_text(json.dumps(report))
+    Store(tmp_path / "labels.db").close()
+    command = ["round", "--db", str(tmp_path / "labels.db"), "--policy", inputs.path("policy")]
+    command += ["--reference", inputs.path("reference"), "--reward", reward]
+    assert main([*command, "--pick", "8", "--precision", "fp32"]) == 0
+    score = load_text_reward(reward, start_alone("fp32", 0), 4096)
+    trained, saved, reasons = {}, {}, {}
+    with Store(tmp_path / "labels.db") as store:
+        query = "SELECT prompt_id, responses, reason FROM tasks ORDER BY priority DESC"
+        for prompt_id, ids, reason in store.connections.db.execute(query):
+            known = {response.id: response for response in store.responses(prompt_id)}
+            [prompt] = [one for one in store.prompts("train") if one.id == prompt_id]
+            [rewards] = score([(prompt, tuple(known[one] for one in json.loads(ids)))])
+            saved[prompt_id] = entropy_of(rewards)
+            trained[prompt_id] = entropy_of([value / gain for value in rewards])
+            reasons[prompt_id] = reason.removeprefix("round 1: ")
+    for measured, is_chosen_by in ((trained, True), (saved, False)):
+        left, first = list(reasons), []
+        for prompt_id, reason in reasons.items():
+            if reason == "uncertain":
+                first.append(prompt_id == max(left, key=measured.__getitem__))
+            left.remove(prompt_id)
+        assert all(first) == is_chosen_by
