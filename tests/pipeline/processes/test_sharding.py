@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf.parallel.settings import ReduceDtype
@@ -13,7 +14,7 @@ from rlhf.planning.strategies import DDP, FSDP, ZERO1, ZERO2, ZERO3, Load, Optio
 from rlhf.planning.traffic import communication_bytes
 from rlhf.run.metrics import read_metrics
 from tests.pipeline.loop import Loop, require_same, spread, without_clock
-from tests.servers.commands import run_process
+from tests.servers.commands import run_group, run_process
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,58 @@ def test_gradients_added_up_in_bf16_are_half_as_wide(folder: Path, tiny_model: P
         assert bytes_of(sent["fsdp"], kind) == bytes_of(sent["fsdp+bf16"], kind)
     for option, strategy in ((DDP, "ddp+bf16"), (FSDP, "fsdp+bf16")):
         require_planned_traffic(option, sent[strategy], tiny_model, reduce_dtype="bf16")
+
+
+ADAPTERS = """
+import sys
+from pathlib import Path
+import torch
+from rlhf.modeling.adapters import add_adapters
+from rlhf.modeling.models import load_causal_lm
+from rlhf.parallel.distributed import start
+from rlhf.parallel.gathered_model import whole
+from rlhf.parallel.sharding import Sharding, backward, prepare
+from tests.pipeline.processes.spread import Collectives
+accelerator = start("fp32", 0)
+found = {}
+for strategy, dtype in (("ddp", "fp32"), ("ddp", "bf16"), ("fsdp", "fp32"), ("fsdp", "bf16")):
+    accelerator.free_memory()
+    sharding = Sharding(strategy, reduce_dtype=dtype)
+    model = load_causal_lm(sys.argv[1], held=sharding.held(trained=True), trained=True)
+    add_adapters(model, 4, 8, seed=0)
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
+    model, _ = prepare(accelerator, model, optimizer, sharding)
+    ids = torch.tensor([[5, 6, 7, 8 + accelerator.process_index]])
+    with Collectives() as traffic:
+        backward(accelerator, model, model(ids).logits.log_softmax(dim=-1)[0, :, 9].sum())
+    gradients = [whole(one.grad, torch.device("cpu")) for one in model.parameters()
+                 if one.requires_grad]
+    found[f"{strategy} {dtype}"] = torch.cat([one.flatten() for one in gradients]), traffic.sizes
+if accelerator.is_main_process:
+    torch.save(found, Path(sys.argv[2]))
+del model, optimizer
+accelerator.free_memory()
+accelerator.end_training()
+"""
+
+
+def test_gradients_of_adapters_are_added_up_in_bf16_too(folder: Path, tiny_model: Path) -> None:
+    program, out = folder / "adapters.py", folder / "adapters.pt"
+    program.write_text(ADAPTERS, encoding="utf-8")
+    done = run_group(2, program, tiny_model, out)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = torch.load(out, weights_only=False)
+    exact, _ = found["ddp fp32"]
+    trained = 4 * read_shape(str(tiny_model)).lora_rows
+    assert exact.numel() == trained
+    torch.testing.assert_close(found["fsdp fp32"][0], exact)
+    for strategy, kind in (("ddp", "allreduce_"), ("fsdp", "reduce_scatter")):
+        rounded, half = found[f"{strategy} bf16"]
+        difference = (rounded - exact).norm() / exact.norm()
+        assert 1e-5 < difference < 2**-8  # of 8 significant bits
+        whole = bytes_of(found[f"{strategy} fp32"][1], kind)
+        # beside them DDP sends a count
+        assert whole - bytes_of(half, kind) == pytest.approx(2 * trained, rel=0.01)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
