@@ -113,7 +113,7 @@ def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
     from rlhf.modeling.models import load_causal_lm
     from rlhf.modeling.tokens import load_tokenizer
     from rlhf.planning.plan import SampleBatch
-    from rlhf.planning.reference_plan import reference_plan
+    from rlhf.planning.sampling_plan import reference_plan
     from rlhf.records.schema import Sampling
 
     language_model = load_causal_lm(model).eval()

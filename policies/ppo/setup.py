@@ -225,6 +225,8 @@ def _rollout_context(
             accelerator,
             store.manifest["longest_prompt"] + store.sampling.max_new_tokens,
             settings.sampling.batch_size,
+            # rounded to 4 bits, the frozen weights are not those of the folder
+            lora_rank=None if settings.lora.four_bit_base else settings.lora.rank,
             tensor_parallel=settings.sampling.engine_tensor_parallel,
         ),
         sampler_correction=settings.sampler_correction,

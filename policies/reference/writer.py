@@ -81,7 +81,7 @@ def load_models(
         accelerator,
         longest,
         settings.batch_size,
-        is_frozen=True,
+        lora_rank=0,
         tensor_parallel=settings.sampling.engine_tensor_parallel,
     )
     model = load_causal_lm(path, held=sharding.held(trained=False)).eval()

@@ -27,7 +27,7 @@ def new_sampler(
     longest: int,
     requests: int,
     *,
-    is_frozen: bool = False,
+    lora_rank: int | None = None,
     tensor_parallel: int = 1,
 ) -> Sampler:
     """The sampler of an engine.
@@ -38,7 +38,8 @@ def new_sampler(
         accelerator: device, precision and processes.
         longest: tokens of the longest prompt and response together.
         requests: maximum number of responses sampled at once.
-        is_frozen: the weights are those of `model`; else they come with every call.
+        lora_rank: of the adapters that a policy has on the weights of `model`; 0: it is `model`
+            itself; None: all weights come with every call.
         tensor_parallel: neighboring ranks that share one vLLM; they sample at the same time.
 
     Raises:
@@ -52,7 +53,7 @@ def new_sampler(
             accelerator,
             longest,
             requests,
-            is_frozen=is_frozen,
+            lora_rank=lora_rank,
             tensor_parallel=tensor_parallel,
         )
     return GenerateSampler(accelerator)
@@ -144,7 +145,7 @@ def frozen_model(
     Raises:
         InputError: the model cannot be loaded, or vLLM does not start with it.
     """
-    sampler = new_sampler(engine, path, accelerator, longest, batch_size, is_frozen=True)
+    sampler = new_sampler(engine, path, accelerator, longest, batch_size, lora_rank=0)
     if engine == "vllm":
         try:
             yield FrozenModel(accelerator, tokenizer, None, sampler, batch_size)

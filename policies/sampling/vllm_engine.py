@@ -1,8 +1,10 @@
 """vLLM as a sampler, in this process.
 
 It has weights of its own. In PPO it gets the policy's before every batch, one at a time: a sharded
-one is gathered, its adapters are merged, and it is freed again. A model that is not trained it
-reads from disk once. Several ranks may share an engine, each with a part of every matrix.
+one is gathered, its adapters are merged, and it is freed again. In bf16 it gets the adapters alone,
+beside weights that it has read from disk: rounded to bf16, W + BA is mostly W again. A model that
+is not trained it reads from disk once. Several ranks may share an engine, each with a part of every
+matrix.
 """
 
 import gc
@@ -11,6 +13,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, final
 
 import torch
@@ -20,13 +24,15 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from policies.sampling.generate import OnBatch, TokensAndLogProbs
 from rlhf.errors import InputError
-from rlhf.modeling.adapters import each_merged_weight
+from rlhf.modeling.adapters import each_merged_weight, save_policy_adapters
 from rlhf.parallel.distributed import extend_timeouts
 from rlhf.parallel.gathered_model import whole
-from rlhf.planning.planner import read_shape, tensor_parallel_shape, vllm_cache_bytes
+from rlhf.planning.planner import read_shape, tensor_parallel_shape
+from rlhf.planning.sampling_plan import vllm_cache_bytes, vllm_pass_tokens
 from rlhf.run.checkpoint import random_states, set_random_states
 
 MAX_SEED = 2**31
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters that vLLM makes room for
 USUAL = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer sets the threads
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -47,7 +53,8 @@ class VLLM:
         accelerator: device, precision and processes; each process has an engine.
         longest: tokens of the longest prompt and response together.
         requests: the most responses sampled at the same time.
-        is_frozen: the weights are those of `model`; else they come with every call.
+        lora_rank: of the adapters that a policy has on the weights of `model`; with bf16 weights of
+            its own they alone come with every call. 0: nothing comes; None: all weights do.
         tensor_parallel: neighboring ranks that share an engine; they call it at the same time.
 
     Raises:
@@ -61,13 +68,13 @@ class VLLM:
         longest: int,
         requests: int,
         *,
-        is_frozen: bool = False,
+        lora_rank: int | None = None,
         tensor_parallel: int = 1,
     ) -> None:
-        self.is_frozen = is_frozen
+        self.is_frozen = lora_rank == 0
         self.tensor_parallel = tensor_parallel
         # between batches a GPU's memory is free for the update
-        self.sleeps = accelerator.device.type == "cuda" and not is_frozen
+        self.sleeps = accelerator.device.type == "cuda" and not self.is_frozen
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, with the weights
         for name, value in USUAL.items():
             os.environ.setdefault(name, value)
@@ -77,6 +84,7 @@ class VLLM:
 
         self.device = accelerator.device
         self.dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+        self.takes_adapters = bool(lora_rank) and self.dtype == torch.bfloat16
         alone = accelerator.num_processes == 1
         requests *= tensor_parallel  # of all ranks that share the engine
         part = tensor_parallel_shape(read_shape(model), tensor_parallel)
@@ -88,10 +96,14 @@ class VLLM:
                 trust_remote_code=False,
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # not the model's own
-                load_format="auto" if is_frozen else "dummy",  # weights that are trained follow
+                # weights that are trained follow
+                load_format="auto" if self.is_frozen or self.takes_adapters else "dummy",
+                enable_lora=self.takes_adapters,
+                max_lora_rank=_room_for(lora_rank or 1),
                 dtype=str(self.dtype).removeprefix("torch."),
                 max_model_len=longest,
                 max_num_seqs=requests,
+                max_num_batched_tokens=vllm_pass_tokens(requests, longest),
                 kv_cache_memory_bytes=cache,
                 gpu_memory_utilization=0.01,  # the line above counts; 0 is refused
                 logprobs_mode="processed_logprobs",  # after the temperature
@@ -122,13 +134,11 @@ class VLLM:
         """
         seeds = torch.randint(MAX_SEED, (len(prompts),)).tolist()
         given, mine = self._of_all_ranks(list(zip(prompts, seeds, strict=True)))
-        with _keeping_random_state():
-            if not self.is_frozen:
-                self._reload_weights(model)
+        with _keeping_random_state(), self._weights_of(model) as adapters:
             inputs = [{"prompt_token_ids": ids} for ids, _ in given]
             vocabulary = self.llm.llm_engine.model_config.get_vocab_size()
             how = [_sampling(config, seed, vocabulary) for _, seed in given]
-            found = self.llm.generate(inputs, how, use_tqdm=False)
+            found = self.llm.generate(inputs, how, use_tqdm=False, **adapters)
             self._sleep()
         on_batch(len(prompts))
         return [_tokens_and_log_probs(one.outputs[0]) for one in found[mine]]
@@ -146,6 +156,30 @@ class VLLM:
         torch.distributed.all_gather_object(parts, mine, group=group.cpu_group)
         first = sum(map(len, parts[: group.rank_in_group]))
         return list(chain.from_iterable(parts)), slice(first, first + len(mine))
+
+    @contextmanager
+    def _weights_of(self, model: PreTrainedModel | None) -> Iterator[dict[str, Any]]:
+        """Within the block the engine has the weights of a model; what `generate` must be told."""
+        if self.takes_adapters:
+            with self._adapters_of(model) as adapters:
+                yield {"lora_request": adapters}
+            return
+        if not self.is_frozen:
+            self._reload_weights(model)
+        yield {}
+
+    @contextmanager
+    def _adapters_of(self, model: PreTrainedModel | None) -> Iterator[Any]:
+        """The model's adapters in files that vLLM reads within the block."""
+        from vllm.lora.request import LoRARequest
+
+        assert model is not None
+        if self.sleeps:
+            self.llm.wake_up()
+        assert self.llm.reset_prefix_cache()
+        with TemporaryDirectory() as folder:
+            save_policy_adapters(Path(folder), model, lambda weight: whole(weight, self.device))
+            yield LoRARequest("policy", 1, folder, load_inplace=True)
 
     @torch.no_grad()
     def _reload_weights(self, model: PreTrainedModel | None) -> None:
@@ -167,7 +201,13 @@ class VLLM:
     def _sleep(self) -> None:
         """Free a GPU's memory until the next weights come."""
         if self.sleeps:
-            self.llm.sleep(level=2)  # weights are discarded, not kept in main memory
+            # weights that come again are discarded; others wait in main memory
+            self.llm.sleep(level=1 if self.takes_adapters else 2)
+
+
+def _room_for(rank: int) -> int:
+    """The least rank that vLLM makes room for and that is not below the given one."""
+    return next((one for one in RANKS if one >= rank), rank)  # vLLM says which are too large
 
 
 def shut_down() -> None:

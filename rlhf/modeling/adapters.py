@@ -244,6 +244,23 @@ def save_adapters(
         write_json(partial / BASE, {**base, "four_bits": _is_packed(classifier)})
 
 
+def save_policy_adapters(
+    folder: Path, model: nn.Module, gather: Callable[[Tensor], Tensor]
+) -> None:
+    """Write a language model's adapters into a folder, as `peft` and vLLM read them.
+
+    `gather` makes a weight whole. Where it is a collective, all ranks call this.
+    """
+    kept = get_peft_model_state_dict(
+        model, model.state_dict(keep_vars=True), NAME, save_embedding_layers=False
+    )
+    tensors = {
+        f"{PEFT_PREFIX}{name}": gather(value).cpu().contiguous() for name, value in kept.items()
+    }
+    _config_of(model).save_pretrained(str(folder))
+    save_file(tensors, folder / WEIGHTS)
+
+
 def _is_packed(model: nn.Module) -> bool:
     return any(get_bnb_param_type(weight) for weight in model.parameters())
 

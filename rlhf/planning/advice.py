@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from rlhf.planning.plan import GIB, STAGES, MemoryPhase, SampleBatch, ShardLayout
 from rlhf.planning.planner import Shape
-from rlhf.planning.reference_plan import reference_plan
+from rlhf.planning.sampling_plan import reference_plan
 from rlhf.planning.strategies import (
     DDP,
     DDP_BF16_WEIGHTS,

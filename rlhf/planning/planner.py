@@ -10,7 +10,6 @@ fragmentation, and temporaries of single operations. Mixtures of experts: weight
 activations are those of one expert of the config's inner size.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,12 +27,11 @@ from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.logits.blocks import block_size
 from rlhf.modeling.models import load_config
 from rlhf.parallel.settings import MemoryKind
-from rlhf.planning.plan import Item, Pass, SampleBatch
+from rlhf.planning.plan import Item, Pass
 
 FP32 = 4
 BF16 = 2
 NF4 = 0.516  # 4 bits and 0.127 for scales, arXiv 2305.14314, section 3
-VLLM_PAGE = 128  # tokens; a multiple of what its backends have
 GATES = ("gate_proj", "gate_up_proj")
 CHANGED_LOGITS = (  # Gemma 2, Cohere, Granite, RecurrentGemma, xLSTM, Falcon-H1, …
     *("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_soft_cap"),
@@ -351,43 +349,3 @@ def stepping_items(
 def largest_matrix(shape: Shape) -> int:
     """Elements of the largest matrix of a language model."""
     return shape.hidden * max(shape.vocabulary, shape.inner)
-
-
-def sampling_items(
-    shape: Shape, batch: SampleBatch, *, bf16: bool, trained: float | None = None
-) -> tuple[Item, ...]:
-    """What sampling adds: copies of `trained` weights, of all matrices where it is None."""
-    count, prompt = batch.sequences, batch.prompt
-    cache = kv_cache_bytes(shape, count * batch.length, bf16=bf16)
-    layer = working_bytes(shape, count * prompt, prompt, bf16=bf16)
-    return (
-        *copies(shape.linear if trained is None else trained, bf16=bf16),
-        Item("keys and values", cache, f"{count} sequences of {prompt} + {batch.new} tokens"),
-        Item("one layer of the prompts", layer, f"{count} × {prompt} tokens"),
-        Item("logits", logits_bytes(shape, count), f"{count} distributions"),
-    )
-
-
-def vllm_items(shape: Shape, batch: SampleBatch, parts: int, *, bf16: bool) -> tuple[Item, ...]:
-    """What vLLM holds in each of `parts` processes that share it."""
-    size, words = frozen_precision(bf16=bf16)
-    part, sequences = tensor_parallel_shape(shape, parts), batch.sequences * parts
-    cache = vllm_cache_bytes(part, sequences, batch.length, size)
-    share = "a copy" if parts == 1 else f"a copy in {parts} parts"
-    return (
-        Item("vLLM: weights", float(size * part.parameters), f"{words}, {share}"),
-        Item(
-            "vLLM: keys and values",
-            float(cache),
-            f"{sequences + 1} sequences of {batch.length} tokens",
-        ),
-    )
-
-
-def vllm_cache_bytes(shape: Shape, requests: int, length: int, size: int) -> int:
-    """Bytes of pages for `requests` responses and one more, `length` tokens each with the prompt.
-
-    A number has `size` bytes.
-    """
-    tokens = (requests + 1) * VLLM_PAGE * math.ceil(length / VLLM_PAGE)
-    return 2 * size * shape.layers * shape.key_width * tokens

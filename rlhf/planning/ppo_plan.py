@@ -40,15 +40,13 @@ from rlhf.planning.planner import (
     frozen_item,
     frozen_precision,
     kept_bytes,
-    largest_matrix,
     packed_bytes,
     part_of_vocabulary,
-    sampling_items,
     stepped_item,
     stepping_items,
-    vllm_items,
     working_bytes,
 )
+from rlhf.planning.sampling_plan import sampling_items, vllm_at_work, vllm_items
 
 Critic = Literal["own", "own head", "head", "none"]
 
@@ -129,7 +127,8 @@ def ppo_plan(
         layout: what is sharded; by default nothing, in one process.
     """
     roles, layout, sampled = roles or Roles(), layout or ShardLayout(), batch.sampled
-    engine = vllm_items(shape, sampled, roles.vllm, bf16=bf16) if roles.vllm else ()
+    rank = roles.lora_rank * (not roles.four_bits)  # on 4 bits they are merged
+    engine = vllm_items(shape, sampled, roles.vllm, bf16=bf16, lora_rank=rank)
     counts = trained_parameters(shape, reward, roles)
     rounded = _rounded(counts, reward, roles) if layout.has_masters else {}
     gradients, *more = _stepping(counts, rounded, shape, layout)
@@ -238,10 +237,11 @@ def _sampling(
 ) -> tuple[Item, ...]:
     matrices = 0 if layout.bf16_weights else roles.lora_rank * shape.lora_rows or shape.linear
     if roles.vllm:
-        largest = float(largest_matrix(shape))
-        size, words = (FP32, "float32") if roles.lora_rank else frozen_precision(bf16=bf16)
-        given = Item("given weight", size * largest, f"{words}, one at a time, for vLLM")
-        sampling: tuple[Item, ...] = (given,)
+        gathers, merges = layout.shards_weights, roles.four_bits or not bf16
+        adapters = {"has_adapters": bool(roles.lora_rank), "merges": merges}
+        sampling: tuple[Item, ...] = vllm_at_work(
+            shape, batch, roles.vllm, bf16=bf16, is_gathered=gathers, **adapters
+        )
     else:
         sampling = sampling_items(shape, batch, bf16=bf16, trained=matrices)
     if not layout.shards_weights or (roles.vllm and layout.strategy == "fsdp"):

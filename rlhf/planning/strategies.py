@@ -67,7 +67,7 @@ from rlhf.planning.plan import (
 )
 from rlhf.planning.planner import BF16, FP32, Shape, tensor_parallel_shape
 from rlhf.planning.ppo_plan import Roles, bytes_at_output, ppo_plan
-from rlhf.planning.reference_plan import reference_plan
+from rlhf.planning.sampling_plan import reference_plan
 from rlhf.planning.training_plan import reward_plan
 
 FORWARD_PHASES = (MemoryPhase.READING, MemoryPhase.MEASURING_KL)

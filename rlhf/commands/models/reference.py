@@ -62,7 +62,7 @@ def memory_plan(settings: Settings) -> str:
     from rlhf.parallel.distributed import choose_precision
     from rlhf.planning.plan import SampleBatch, ShardLayout
     from rlhf.planning.planner import read_shape
-    from rlhf.planning.reference_plan import reference_plan
+    from rlhf.planning.sampling_plan import reference_plan
     from rlhf.ranks import world_size
 
     is_sharded = settings.sharding in ("fsdp", "zero3")

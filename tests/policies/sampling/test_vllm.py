@@ -111,6 +111,33 @@ def test_it_samples_from_the_weights_of_the_moment_with_adapters_merged_in(
     assert first[0].log_probs != changed[0].log_probs != adapted[0].log_probs
 
 
+def test_in_bf16_it_gets_adapters_beside_weights_from_disk(wide: Path, bf16: Accelerator) -> None:
+    """Its log-probs follow the adapters of the moment, sampled from weights that never change."""
+    engine = VLLM(str(wide), bf16, 40, requests=3, lora_rank=4)
+    model, tokenizer = load_causal_lm(str(wide)).eval(), load_tokenizer(str(wide))
+    add_adapters(model, rank=4, alpha=8, seed=0)
+    for value in (0.0, 0.2, -0.3):
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_B" in name:
+                    weight.fill_(value)
+                elif "lora_" not in name and value:
+                    weight.zero_()  # of these the engine has its own
+        samples = sample_responses(engine, model, tokenizer, PROMPTS, SAMPLING, 3)
+        answers = [one.token_ids for one in samples]
+        ours = torch.cat([torch.tensor(one.log_probs) for one in samples])
+        judge = load_causal_lm(str(wide)).eval()
+        plain = torch.cat(score_responses(bf16, judge, tokenizer, PROMPTS, answers, TEMPERATURE))
+        add_adapters(judge, rank=4, alpha=8, seed=0)
+        judge.load_state_dict(
+            {name: one for name, one in model.state_dict().items() if "lora_" in name}, strict=False
+        )
+        theirs = torch.cat(score_responses(bf16, judge, tokenizer, PROMPTS, answers, TEMPERATURE))
+        assert (ours - theirs).abs().mean() < 0.01
+        if value:
+            assert (ours - plain).abs().mean() > 0.1
+
+
 def test_other_random_numbers_go_on_as_if_it_drew_a_seed_for_each_response(
     vllm: VLLM, wide: Path
 ) -> None:
@@ -127,7 +154,7 @@ def test_other_random_numbers_go_on_as_if_it_drew_a_seed_for_each_response(
 
 def test_a_model_that_is_not_trained_is_read_from_disk(wide: Path) -> None:
     longest = len(LONG) + SAMPLING.max_new_tokens
-    engine = VLLM(str(wide), start("fp32", 0), longest, requests=3, is_frozen=True)
+    engine = VLLM(str(wide), start("fp32", 0), longest, requests=3, lora_rank=0)
     model = load_causal_lm(str(wide)).eval()
     expected = sample(engine, model, wide)
     with torch.no_grad():
@@ -162,7 +189,7 @@ def test_it_multiplies_the_integers_of_int4(wide: Path, bf16: Accelerator, tmp_p
     """
     folder, accelerator = quantized(wide, "int4", tmp_path / "int4"), bf16
     longest = len(LONG) + SAMPLING.max_new_tokens
-    engine = VLLM(str(folder), accelerator, longest, requests=3, is_frozen=True)
+    engine = VLLM(str(folder), accelerator, longest, requests=3, lora_rank=0)
     tokenizer = load_tokenizer(str(folder))
     samples = sample_responses(engine, None, tokenizer, PROMPTS, SAMPLING, 3)
     answers = [one.token_ids for one in samples]
@@ -180,7 +207,7 @@ def test_it_multiplies_the_integers_of_int4(wide: Path, bf16: Accelerator, tmp_p
 def test_on_cpus_it_refuses_int8(wide: Path, bf16: Accelerator, tmp_path: Path) -> None:
     folder = quantized(wide, "int8", tmp_path / "int8")
     with pytest.raises(InputError, match="vLLM does not start with"):
-        VLLM(str(folder), bf16, 64, requests=3, is_frozen=True)
+        VLLM(str(folder), bf16, 64, requests=3, lora_rank=0)
 
 
 def test_every_command_that_samples_does_it(training: TrainingInputs, tmp_path: Path) -> None:

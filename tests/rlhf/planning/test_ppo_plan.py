@@ -239,11 +239,24 @@ def test_whole_bf16_weights_need_no_copies() -> None:
         assert "bf16 copies of the matrices" not in added(plan, phase)
 
 
-def test_weights_go_to_vllm_in_its_own_precision() -> None:
-    given = "given weight"  # the largest matrix, of 100 tokens
-    assert added(ppo(roles=Roles(vllm=1)), "sampling")[given] == 2 * 800
-    adapters = Roles(vllm=1, lora_rank=2, share_base=True)  # merged in float32
-    assert added(ppo(roles=adapters), "sampling")[given] == 4 * 800
+def test_weights_go_to_vllm_a_layer_at_a_time() -> None:
+    one = {"sample_batch": 1}  # its logits are 100 · 18 bytes, in float32 100 · 16
+    layer = "vLLM: layer given"
+    # embeddings are the largest layer: 8 · 100, which vLLM makes anew
+    alone = ppo(roles=Roles(vllm=1), **{**one, "bf16": False})
+    assert added(alone, "sampling") == {layer: 4 * 800}
+    sharded = ShardLayout("fsdp", 4, processes=4)  # what is given is a copy, too
+    assert added(ppo(roles=Roles(vllm=1), layout=sharded, **one), "sampling") == {layer: 4 * 800}
+    shared = added(ppo(roles=Roles(vllm=2), layout=sharded, **one), "sampling")
+    assert shared == {"vLLM: logits": 18 * 2 * 100}  # of both
+    # gate and up, 8 · 16 each, merged in float32 with the product of one's adapters, then rounded
+    packed = Roles(vllm=1, lora_rank=2, share_base=True, four_bits=True)
+    assert added(ppo(roles=packed, **one), "sampling") == {layer: (4 * 3 + 2 * 2) * 128}
+    given = Roles(vllm=1, lora_rank=2, share_base=True)
+    assert added(ppo(roles=given, **one), "sampling") == {"vLLM: logits": 1800}
+    held = {item.what: item.size for item in ppo(roles=given, **one).always}
+    assert held["vLLM: adapters"] == 2 * 2 * SHAPE.lora_rows
+    assert "vLLM: adapters" not in sizes(ppo(roles=packed, **one), "sampling")
 
 
 def added(plan: Plan, phase: str) -> dict[str, float]:

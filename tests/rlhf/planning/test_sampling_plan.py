@@ -1,7 +1,9 @@
-"""The memory of storing reference outputs, worked by hand on a model of two layers."""
+"""The memory of sampling and of reference outputs, worked by hand on a model of two layers."""
+
+import pytest
 
 from rlhf.planning.plan import SampleBatch, ShardLayout
-from rlhf.planning.reference_plan import reference_plan
+from rlhf.planning.sampling_plan import reference_plan, vllm_pass
 from tests.rlhf.planning.two_layers import LAYER, SHAPE, sizes
 
 
@@ -20,12 +22,32 @@ def test_the_plan_of_reference_outputs() -> None:
 def test_vllm_holds_a_copy_of_the_model_beside_it() -> None:
     given = {"bf16": True, "layout": ShardLayout("fsdp", 4)}
     plan = reference_plan(SHAPE, None, SampleBatch(4, 3, 5), **given, vllm=1)
-    assert list(plan.phases) == ["scoring"]  # vLLM's cache stays
-    found = sizes(plan, "scoring")
+    found = sizes(plan, "scoring")  # vLLM's cache stays
     assert found["vLLM: weights"] == 2 * SHAPE.parameters
     # 5 requests of one page of 128 tokens, keys and values in each of 2 layers, 4 wide, bf16
     assert found["vLLM: keys and values"] == 5 * 128 * 2 * 2 * 4 * 2
     assert found["reference model: weights"] == SHAPE.parameters
+    assert [item.what for item in plan.phases["sampling"]] == ["vLLM: logits"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts", "bf16", "size"),
+    [
+        # 4 · 8 tokens take 2 · 32 · (2 · 8 + 3 · 16) = 4,096 bytes in a layer, logits 18 bytes each
+        (SampleBatch(4, 3, 5), 1, True, 18 * 4 * 100),
+        (SampleBatch(4, 3, 5), 1, False, 4 * 32 * (16 + 48)),
+        (SampleBatch(4, 1, 1), 1, False, 16 * 4 * 100),
+        (SampleBatch(4, 30, 34), 1, True, 2 * 256 * (16 + 48)),
+        # the requests of both, half of the inside
+        (SampleBatch(4, 30, 34), 2, True, 2 * 512 * (16 + 24)),
+        (SampleBatch(100, 100, 156), 1, True, 2 * 8192 * (16 + 48)),
+        (SampleBatch(1, 9000, 1000), 1, True, 2 * 10_000 * (16 + 48)),  # one request at least
+    ],
+)
+def test_vllm_computes_a_layer_of_its_largest_pass_or_logits(
+    batch: SampleBatch, parts: int, bf16: bool, size: int
+) -> None:
+    assert vllm_pass(SHAPE, batch, parts, bf16=bf16).size == size
 
 
 def test_processes_that_hold_one_reference_model_divide_its_weights() -> None:
