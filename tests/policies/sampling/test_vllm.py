@@ -41,7 +41,7 @@ from tests.policies.sampling.samples import (
     sample_everywhere,
 )
 from tests.policies.training import TrainingInputs, build_training, metrics_of
-from tests.servers.commands import run_process
+from tests.servers.commands import run_group, run_process
 from tests.servers.interrupted import kill_when
 
 LONG = [5 + number % 7 for number in range(290)]
@@ -316,6 +316,50 @@ def test_two_processes_share_an_engine_and_gather_no_model(
     done = run_process(*training.arguments(killed, *shared, "--resume", steps=5))
     assert done.returncode == 0, done.stderr
     assert metrics_of(killed) == metrics_of(straight)
+
+
+SEEDED = """
+import sys
+import zlib
+from itertools import count
+from vllm import LLM
+from rlhf.cli import main
+plain, calls = LLM.generate, count()
+
+def generate(self, inputs, how, **rest):
+    if isinstance(how, list):
+        call = next(calls)
+        for one, request in zip(how, inputs, strict=True):
+            one.seed = zlib.crc32(repr((call, request["prompt_token_ids"])).encode())
+    return plain(self, inputs, how, **rest)
+
+LLM.generate = generate
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_two_processes_that_share_an_engine_take_the_steps_of_one(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    """A response has the same random numbers in both runs, whichever process asks for it."""
+    program = tmp_path / "program.py"
+    program.write_text(SEEDED, encoding="utf-8")
+    shared = ("--sharding", "fsdp", "--engine-tensor-parallel", "2")
+    for count, layout in ((1, ()), (2, shared)):
+        forget_killed_engines()
+        # stored outputs are drawn by each process for itself
+        options = ("--engine", "vllm", "--kl.source", "resident", *layout)
+        words = training.arguments(tmp_path / str(count), *options, steps=5)
+        done = run_group(count, program, *words)
+        assert done.returncode == 0, done.stderr[-4000:]
+    one, two = (metrics_of(tmp_path / name) for name in "12")
+    assert len(one) == 5
+    for row, expected in zip(two, one, strict=True):
+        assert row == pytest.approx(expected, rel=2e-3, abs=2e-4)
+    assert one[-1]["kl/reverse_k1_per_token"] > 10 * 2e-4  # it trains
+    mine, theirs = (load_file(tmp_path / n / "policy" / "model.safetensors") for n in "21")
+    for name, value in mine.items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-4)
 
 
 def test_reference_outputs_of_processes_that_share_an_engine(
