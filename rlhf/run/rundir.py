@@ -96,7 +96,6 @@ STAGE_COMMANDS = {
 ALWAYS_RESUMES = ("loop",)  # stages whose command goes on without --resume
 
 StageInputs = dict[str, dict[str, str]]  # `path` and `hash` of what a stage was given, by name
-
 _began: dict[Path, float] = {}  # when this process began to work on a stage, monotonic
 
 
