@@ -22,6 +22,7 @@ echo '{"prompt": "How was the trip?", "responses": ["Fine.", "Bad."]}' >pairs.js
 rlhf import pairs.jsonl --db /data/labels.db
 rlhf users add ann --role lead --db /data/labels.db
 rlhf COMMAND >log 2>&1 &
+trap "kill $!" EXIT
 for second in $(seq 180); do
     if HEALTH 2>/dev/null; then echo "HEALTHY as $(id -un)"; ls -l /data; exit 0; fi
     sleep 1
