@@ -75,8 +75,9 @@ def entropy(responses: list[Response]) -> float:
 
 def entropy_of(rewards: Sequence[float]) -> float:
     """Mean entropy of σ(difference) over all pairs of some rewards."""
-    shares = np.array([1 / (1 + np.exp(b - a)) for a, b in combinations(rewards, 2)])
-    return float(-np.mean(shares * np.log(shares) + (1 - shares) * np.log1p(-shares)))
+    gaps = np.array([abs(a - b) for a, b in combinations(rewards, 2)])
+    # −p log p − (1 − p) log(1 − p) with p = σ(gap), of which 1 − p may be too small beside 1
+    return float(np.mean(np.log1p(np.exp(-gaps)) + gaps / (1 + np.exp(gaps))))
 
 
 def test_the_farthest_and_the_least_certain_prompts_come_first(

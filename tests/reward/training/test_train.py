@@ -113,7 +113,7 @@ def test_the_health_report_is_written_for_programs_and_people(trained):
     page = RunDir(settings.out).report_html.read_text()
     assert f"{report['accuracy']['value']:.0%}".replace("%", " %") in page
     assert "No two annotators compared the same responses" in page
-    assert "more likely under the base model" in page
+    assert "likelier under the base model" in page
     assert report["likelier_wins"]["pairs"] == report["accuracy"]["pairs"]
 
 

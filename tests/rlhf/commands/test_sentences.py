@@ -21,6 +21,7 @@ IMPORTED = {
     "other_sources": [],
     "bad_lines": 0,
     "first_bad": [],
+    "ignored_fields": {},
     "in_db": {"prompts": 2301, "responses": 4602, "rankings": 2303},
 }
 HOLDS = "labels.db holds 2,301 prompts, 4,602 responses and 2,303 rankings."
@@ -104,6 +105,7 @@ def test_a_judge_says_how_far_people_agree_with_it() -> None:
 
 def test_an_export_says_who_ranked_and_which_command_reads_it() -> None:
     counts = {"rankings": 5, "rankings_by_kind": {"human": 4, "ai": 1}, "out": "out"}
+    counts["replaced_by_decisions"] = 0
     ranked = counts | {"prompts": {"train": 3, "test": 1}}
     assert sentences("export", {"format": "ranked"}, ranked) == [
         "Exported 5 rankings (4 human and 1 ai) to out: 3 train and 1 test prompts.",
