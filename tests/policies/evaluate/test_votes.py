@@ -112,7 +112,7 @@ def test_votes_travel_there_and_back(
     require_numbers_of_report(run.path)
     # people have no groups, the next judge has
     assert 'data-path="/win_rate_by_source/ai/' in page
-    assert "by length of the prompt, judged by the AI judge<small>" in page
+    assert "by length of the prompt (n: prompts), judged by the AI judge</figcaption>" in page
     assert 'alt="Win rate with its interval for each source of prompts' in page
     vote_again = evaluate(run, "--from-db", str(db))
     assert vote_again == 0  # reading twice changes nothing
