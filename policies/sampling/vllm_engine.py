@@ -134,7 +134,8 @@ class VLLM:
         """
         seeds = torch.randint(MAX_SEED, (len(prompts),)).tolist()
         given, mine = self._of_all_ranks(list(zip(prompts, seeds, strict=True)))
-        with _keeping_random_state(), self._weights_of(model) as adapters:
+        with _keeping_random_state():
+            adapters = self._take_weights(model)
             inputs = [{"prompt_token_ids": ids} for ids, _ in given]
             vocabulary = self.llm.llm_engine.model_config.get_vocab_size()
             how = [_sampling(config, seed, vocabulary) for _, seed in given]
@@ -157,20 +158,16 @@ class VLLM:
         first = sum(map(len, parts[: group.rank_in_group]))
         return list(chain.from_iterable(parts)), slice(first, first + len(mine))
 
-    @contextmanager
-    def _weights_of(self, model: PreTrainedModel | None) -> Iterator[dict[str, Any]]:
-        """Within the block the engine has the weights of a model; what `generate` must be told."""
+    def _take_weights(self, model: PreTrainedModel | None) -> dict[str, Any]:
+        """Give the engine the weights of a model, and return what `generate` must be told."""
         if self.takes_adapters:
-            with self._adapters_of(model) as adapters:
-                yield {"lora_request": adapters}
-            return
+            return {"lora_request": self._load_adapters(model)}
         if not self.is_frozen:
             self._reload_weights(model)
-        yield {}
+        return {}
 
-    @contextmanager
-    def _adapters_of(self, model: PreTrainedModel | None) -> Iterator[Any]:
-        """The model's adapters in files that vLLM reads within the block."""
+    def _load_adapters(self, model: PreTrainedModel | None) -> Any:
+        """Load the model's adapters into the engine; the result names them."""
         from vllm.lora.request import LoRARequest
 
         assert model is not None
@@ -179,7 +176,9 @@ class VLLM:
         assert self.llm.reset_prefix_cache()
         with TemporaryDirectory() as folder:
             save_policy_adapters(Path(folder), model, lambda weight: whole(weight, self.device))
-            yield LoRARequest("policy", 1, folder, load_inplace=True)
+            # a request to `generate` that loads in place would do so for every token
+            self.llm.llm_engine.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
+            return LoRARequest("policy", 1, folder)  # those that are loaded
 
     @torch.no_grad()
     def _reload_weights(self, model: PreTrainedModel | None) -> None:

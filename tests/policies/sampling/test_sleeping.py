@@ -29,7 +29,7 @@ class LoRARequest(NamedTuple):
     lora_name: str
     lora_int_id: int
     lora_path: str
-    load_inplace: bool
+    load_inplace: bool = False
 
 
 CPU = torch.device("cpu")
@@ -45,7 +45,9 @@ def stub(events: list[Any], on_start: Callable[[], None] = lambda: None) -> Modu
                 _finalizer=SimpleNamespace(atexit=True), shutdown=lambda: events.append("shutdown")
             )
             config = SimpleNamespace(get_vocab_size=lambda: 64)
-            self.llm_engine = SimpleNamespace(engine_core=core, model_config=config)
+            self.llm_engine = SimpleNamespace(
+                engine_core=core, model_config=config, add_lora=self.add_lora
+            )
             self.may_sleep = options["enable_sleep_mode"]
             if options["enable_lora"]:
                 events.append((options["max_lora_rank"], options["load_format"]))
@@ -54,17 +56,20 @@ def stub(events: list[Any], on_start: Callable[[], None] = lambda: None) -> Modu
             self, prompts: Any, how: Any, use_tqdm: bool, lora_request: Any = None
         ) -> list[Any]:
             events.append("generate")
-            if lora_request is not None:
-                folder = Path(lora_request.lora_path)
-                assert read_json(folder / "adapter_config.json")["r"] == 2
-                values = load_file(folder / "adapter_model.safetensors")
-                prefix = "base_model.model.model.layers.0.mlp.up_proj.lora"
-                shapes = {tuple(values[f"{prefix}_{name}.weight"].shape) for name in "AB"}
-                assert shapes == {(2, 32), (64, 2)}
-                events.append(float(values[f"{prefix}_B.weight"].mean()))
-                assert lora_request.load_inplace
+            # vLLM would read the files again for every token
+            assert lora_request is None or not lora_request.load_inplace
             answer = SimpleNamespace(token_ids=[2], logprobs=[{2: SimpleNamespace(logprob=-1.0)}])
             return [SimpleNamespace(outputs=[answer]) for _ in prompts]
+
+        def add_lora(self, request: LoRARequest) -> None:
+            assert request.load_inplace  # else it keeps those of the last time
+            folder = Path(request.lora_path)
+            assert read_json(folder / "adapter_config.json")["r"] == 2
+            values = load_file(folder / "adapter_model.safetensors")
+            prefix = "base_model.model.model.layers.0.mlp.up_proj.lora"
+            shapes = {tuple(values[f"{prefix}_{name}.weight"].shape) for name in "AB"}
+            assert shapes == {(2, 32), (64, 2)}
+            events.append(float(values[f"{prefix}_B.weight"].mean()))
 
         def sleep(self, level: int) -> None:
             assert self.may_sleep
@@ -139,7 +144,7 @@ def test_adapters_go_to_weights_that_wait_in_main_memory(
             weight.data.fill_(value if "lora_B" in name else 0.0)
         assert engine(model, [[5, 6]], config, 2, lambda count: None) == [([2], [-1.0])]
     shut_down()
-    steps = [("wake all", "reset prefix cache", "generate", value, "sleep 1") for value in (1, 2)]
+    steps = [("wake all", "reset prefix cache", value, "generate", "sleep 1") for value in (1, 2)]
     assert events == [(8, "auto"), *TRIAL, "sleep 1", *steps[0], *steps[1], "shutdown"]
 
 
