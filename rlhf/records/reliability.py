@@ -262,7 +262,7 @@ def _design_effects(
     number = int(judged.max()) + 1
     sums = csr_array((surplus, (judged[item], annotator)), (number, len(accuracy)))
     together, alone = sums.power(2).sum(axis=0), np.bincount(annotator, surplus**2)
-    several = number / max(number - 1, 1)
-    return np.array(
-        [max(several * t / a, 1) if a else 1 for t, a in zip(together, alone, strict=True)]
-    )
+    # no variance where a person's votes say nothing, as two people's who differ on all they share
+    ratio = np.divide(together, alone, out=np.zeros_like(alone), where=alone > 0)
+    effects: Float[ndarray, " J"] = np.maximum(ratio * number / max(number - 1, 1), 1)
+    return effects

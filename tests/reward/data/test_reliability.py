@@ -16,7 +16,14 @@ from rlhf.cli import main
 from rlhf.commands.models.train_reward import describe_report
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import file_hash
-from rlhf.records.reliability import Reliability, Vote, _log_posterior, find_intervals, run_em
+from rlhf.records.reliability import (
+    Reliability,
+    Vote,
+    _log_posterior,
+    find_intervals,
+    reliability_of_shared,
+    run_em,
+)
 from tests.reward.conftest import build_record, export
 from tests.settings import reward_settings
 
@@ -62,6 +69,19 @@ def test_two_steps_of_em_by_hand():
     assert run_em(item, annotator, sign, 1) == pytest.approx([2 / 3, 2 / 3, 7 / 12])
     both, last = (1 + 20 / 27 + 28 / 33) / 4, (1 + 7 / 27 + 28 / 33) / 4
     assert run_em(item, annotator, sign, 2) == pytest.approx([both, both, last])
+
+
+def test_one_shared_pair_says_as_little_where_two_people_differ_as_where_they_agree():
+    # With 1 - a in the place of one accuracy, a b + (1 - a)(1 - b) is a (1 - b) + (1 - a) b.
+    item = ("prompt", "x", "y")
+    agree, differ = (
+        reliability_of_shared([Vote(item, "ann", True), Vote(item, "bob", says)])
+        for says in (True, False)
+    )
+    for name in ("ann", "bob"):
+        assert differ[name].value == pytest.approx(0.5)
+        ends = (differ[name].low, differ[name].high)
+        assert ends == pytest.approx((agree[name].low, agree[name].high), abs=1e-5)
 
 
 def test_em_ends_where_the_posterior_density_is_highest():
