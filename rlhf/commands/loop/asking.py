@@ -28,7 +28,7 @@ def ask_people(out: Path, number: int | None) -> dict[str, Any]:
         The round, and how many pairs are new on the board.
 
     Raises:
-        InputError: there is no such round, or no pair of different responses.
+        InputError: there is no such round, no pair of different responses, or no database.
     """
     number, folder = _evaluated(out, number)
     given = evaluate.run(evaluate.Settings(out=folder, to_db=_database(out), mix=True))
@@ -76,7 +76,20 @@ def count_votes(out: Path, number: int | None) -> Round:
 
 
 def _database(out: Path) -> Path:
-    return Path(read_settings_file(RunDir(out).config_file).get("db") or out / "labels.db")
+    """The loop's label database.
+
+    Raises:
+        InputError: it is not there; `--to-db` would make another one.
+    """
+    db = Path(read_settings_file(RunDir(out).config_file).get("db") or out / "labels.db")
+    if not db.is_file():
+        raise InputError(
+            f"There is no label database at {db}",
+            "The loop names it from the folder in which it was started. Type the command there."
+            if not db.is_absolute()
+            else "Put it back where the loop had it.",
+        )
+    return db
 
 
 def _evaluated(out: Path, number: int | None) -> tuple[int, Path]:

@@ -312,3 +312,16 @@ def test_people_are_asked_about_a_round_and_their_votes_train_nothing(
     assert main(["export", "--db", str(db), "--out", str(rankings)]) == 0
     exported = [one for file in rankings.glob("*.jsonl") for one in read_ranked_file(file)]
     assert sum(len(one.rankings) for one in exported) == 1
+
+
+def test_people_are_not_asked_in_a_new_database(
+    loop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loop's relative --db is another file for a command that is typed in another folder."""
+    with (loop / "config.yaml").open("a") as config:
+        config.write("db: people.db\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs", "ask", str(loop)]) == 2
+    assert "error There is no label database at people.db" in capsys.readouterr().err
+    assert not (tmp_path / "people.db").exists()
+    assert num_asked(loop) == 0
