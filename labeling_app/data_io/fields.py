@@ -48,10 +48,15 @@ def ignored_in_words(counts: Mapping[str, int]) -> str:
     if not counts:
         return ""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{name:.40} ({counted(number, 'line')})" for name, number in ordered[:SHOWN_IGNORED]]
+    shown = [f"{_on_screen(name)} ({counted(n, 'line')})" for name, n in ordered[:SHOWN_IGNORED]]
     more = len(ordered) - len(shown)
     last = f" and {more} more" if more else ""
     return f"Fields that were not read: {', '.join(shown)}{last}."
+
+
+def _on_screen(name: str) -> str:
+    """A name out of a file, without characters that control a terminal."""
+    return "".join(one if one.isprintable() else "?" for one in name[:40])
 
 
 def require_bounded(value: JsonObject) -> None:

@@ -175,6 +175,11 @@ def test_few_of_many_names_are_said():
     assert ignored_in_words({}) == ""
 
 
+def test_the_name_of_a_field_cannot_control_a_terminal():
+    said = "Fields that were not read: ?[2Jlang? (1 line)."
+    assert ignored_in_words({"\x1b[2Jlang\n": 1}) == said
+
+
 def test_skipping_counts_bad_lines_and_shows_the_first(tmp_path, run_json):
     bad = [{"prompt": ""}] * 7
     path = write(tmp_path / "in.jsonl", [{"prompt": "a"}, *bad, {"prompt": "b"}])
