@@ -51,6 +51,7 @@ class LoopProcess:
     def __init__(self, file: LoopFile) -> None:
         self.file = file
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -152,7 +153,7 @@ class LoopProcess:
         """Put the pairs of a round's evaluation on the board. Returns how many are new there.
 
         Raises:
-            InputError: the round is not evaluated, or the command fails otherwise.
+            InputError: the round is not evaluated, or the command runs already or fails otherwise.
         """
         return int(self._ask("ask", number)["queued"])
 
@@ -160,14 +161,21 @@ class LoopProcess:
         """Read people's votes on these pairs into the reports.
 
         Raises:
-            InputError: there are none, or the command fails otherwise.
+            InputError: there are none, or the command runs already or fails otherwise.
         """
         self._ask("votes", number)
 
     def _ask(self, action: str, number: int) -> dict[str, Any]:
         """Run in a process of its own, which leaves the board its processor."""
         words = ["runs", action, str(self.file.out), "--round", str(number), "--json"]
-        found: dict[str, Any] = json.loads(_run([*RLHF, *words]).splitlines()[-1])
+        if not self._asking.acquire(blocking=False):  # impatient presses would fill the memory
+            raise InputError(
+                "The server puts pairs on the board or counts votes already", "Try again later."
+            )
+        try:
+            found: dict[str, Any] = json.loads(_run([*RLHF, *words]).splitlines()[-1])
+        finally:
+            self._asking.release()
         return found
 
     def values(self) -> dict[str, Any]:
