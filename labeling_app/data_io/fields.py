@@ -88,10 +88,13 @@ def refuse_misspelled(value: JsonObject) -> None:
     absent = tuple(key for key in KEYS if key not in value)
     for key in sorted(set(value) - set(KEYS)):
         meant = _nearest(key, absent)
-        if meant and meant != f"{key}s":
+        if meant and meant != f"{key.lower()}s":
             raise InputError(f"Unknown key {key!r}", f"Did you mean {meant!r}? Rename it.")
 
 
 @lru_cache(maxsize=1024)  # the rows of a table have the same columns
 def _nearest(key: str, absent: tuple[str, ...]) -> str:
-    return next(iter(get_close_matches(key, absent, n=1, cutoff=NEARLY)), "")
+    """The key that is meant, if one is near: other capitals, swapped letters or a letter or two."""
+    low = key.lower()
+    same_letters = [one for one in absent if sorted(one) == sorted(low)]
+    return next(iter(same_letters or get_close_matches(low, absent, n=1, cutoff=NEARLY)), "")

@@ -3,11 +3,20 @@
 Each is what `rlhf evaluate` does with `--to-db` and `--from-db`, for the loop's own database.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from rlhf.commands.loop.report import Round, build_report, read_rounds, report_lock
+from rlhf.commands.loop.report import (
+    Round,
+    build_report,
+    describe_round,
+    read_rounds,
+    reason_to_stop,
+    report_lock,
+)
+from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.models import evaluate
 from rlhf.config import read_settings_file
 from rlhf.errors import InputError
@@ -70,9 +79,19 @@ def count_votes(out: Path, number: int | None) -> Round:
     with report_lock(out):
         rounds = read_rounds(out)
         before = RunDir(out).read_report()
-        price = before["cost"]["price_per_hour"]
-        write_json(file, build_report(rounds, out, before["stopped"], price))
+        price = before.get("cost", {}).get("price_per_hour")  # older reports have no cost
+        stopped = before.get("stopped") and _why_stopped(out, rounds)
+        write_json(file, build_report(rounds, out, stopped, price))
     return rounds[number]
+
+
+def _why_stopped(out: Path, rounds: Sequence[Round]) -> str:
+    """Why a loop that has stopped would stop today, or that it would not."""
+    found = read_settings_file(RunDir(out).config_file)
+    limit = found.get("rounds", LoopSettings.rounds)
+    without_gain = found.get("stop_without_gain", LoopSettings.stop_without_gain)
+    reason = reason_to_stop(rounds, limit, without_gain=without_gain)
+    return reason or f"{describe_round(rounds[-1])} Another round can start."
 
 
 def _database(out: Path) -> Path:

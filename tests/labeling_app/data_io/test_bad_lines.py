@@ -30,6 +30,8 @@ BAD_LINES = {
     "half a character": (r'{"prompt": "cut \ud83d"}', r"\ud83d is half a character"),
     "misspelt prompt": ({"promt": "Hi?"}, "Unknown key 'promt'"),
     "misspelt split": ({"prompt": "Hi?", "splitt": "test"}, "Unknown key 'splitt'"),
+    "capital split": ({"prompt": "Hi?", "Split": "test"}, "Unknown key 'Split'"),
+    "swapped source": ({"prompt": "Hi?", "soruce": "web"}, "Unknown key 'soruce'"),
     "misspelt responses": ({"prompt": "Hi?", "reponses": ["a"]}, "Unknown key 'reponses'"),
     "no known field": ({"question": "Hi?"}, "No known format has the fields ['question']"),
     "empty prompt": ({"prompt": "  "}, "user turn of a prompt is empty"),

@@ -112,7 +112,7 @@ def test_the_health_report_is_written_for_programs_and_people(trained):
     assert by_annotator == {"ann": report["accuracy"]}
     page = RunDir(settings.out).report_html.read_text()
     assert f"{report['accuracy']['value']:.0%}".replace("%", " %") in page
-    assert "No two annotators compared the same responses" in page
+    assert "No two annotators compared the same responses to a held-out prompt" in page
     assert "likelier under the base model" in page
     assert report["likelier_wins"]["pairs"] == report["accuracy"]["pairs"]
 

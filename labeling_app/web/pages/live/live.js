@@ -165,6 +165,7 @@ function startAnew() {
 
 // One after the other: two quick clicks could arrive in the wrong order.
 function vote(payload) {
+  complain('');
   paint();
   const cast = { id: newId(), turn: turn.id, ...payload };
   writeStorage('outbox', [...(readStorage('outbox') || []), cast]);
