@@ -91,7 +91,11 @@ def tabulate(result: Config) -> Table:
     """One row for each seed."""
     sizes = [one["batch_size"] for one in result["runs"][0]["speed"]]
     header = ["seed", "parameters, millions", "gain in gold reward of the teacher (95 %)"]
-    header += ["kept by the student (95 %)", "int8 against the policy: wins (95 %)"]
+    header += [
+        "kept by the student (95 %)",
+        "responses that end: teacher → student",
+        "int8 against the policy: wins (95 %)",
+    ]
     header += ["int8: change of a token's log-prob, nats"]
     rows = [[*header, *(f"student's tokens/s, times its teacher's: batch {n}" for n in sizes)]]
     for one in result["runs"]:
@@ -102,6 +106,7 @@ def tabulate(result: Config) -> Table:
                 " → ".join(f"{side:.0f}" for side in sides),
                 signed(one["kept"]["teacher"]),
                 interval(one["kept"]["kept"]),
+                " → ".join(f"{100 * one['eos_rate'][side]:.0f} %" for side in ("rival", "policy")),
                 interval(one["int8"]["win_rate"]),
                 f"{one['int8']['log_prob']['mean']:.2f}",
                 *(f"{speed['ratio']:.2f}" for speed in one["speed"]),

@@ -19,6 +19,7 @@ from rlhf.run.rundir import RunDir, require_done
 EXAMPLE = """rlhf evaluate --policy runs/first/ppo --reward runs/first/reward \\
     --reference runs/first/reference --out runs/first/evaluate"""
 UNNAMED = Parameter(show_default=False)
+MAX_FEWER_ENDS = 0.05  # of a student's responses than of its teacher's
 TEMPLATE_SHARE = 0.05  # of the answers; more often, a phrase is a template
 VERDICTS = {
     "better": "The new model is better.",
@@ -166,6 +167,12 @@ def _student(student: Mapping[str, Any] | None, report: Mapping[str, Any]) -> It
             yield f"By {name}, the teacher's own gain cannot be told from 0."
         else:
             yield f"It keeps {in_words(gain['kept'])} of its teacher's gain by {name}."
+    ends = report["eos_rate"]
+    if ends["policy"] < ends["rival"] - MAX_FEWER_ENDS:
+        yield (
+            f"Only {100 * ends['policy']:.0f} % of its responses end, {100 * ends['rival']:.0f} % "
+            "of its teacher's: scores of text that is cut off say little. Read some."
+        )
 
 
 def _likelihoods(

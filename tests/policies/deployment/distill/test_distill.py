@@ -1,6 +1,7 @@
 """`rlhf distill` on tiny models: its loss, its student, its resuming, and the share of gain."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -254,7 +255,15 @@ def test_the_evaluation_says_how_much_of_the_gain_is_kept(
     content = json.loads(RunDir(out).report_json.read_text())
     content["student"]["gain"] = {"reward": {**found, "teacher": {"value": 0.42, "low": 0.3}}}
     words = "By the mean score of the reward function, it keeps 63 % of the teacher's gain of 0.42"
-    assert f"{words} (95 % interval of the share 50–71 %)." in render(content)
+    content["eos_rate"] |= {"policy": 0.93, "rival": 0.97}
+    page = render(content)
+    assert f"{words} (95 % interval of the share 50–71 %)." in page
+    assert "responses end," not in page
+    content["eos_rate"]["policy"] = 0.11
+    page = re.sub(r"<[^>]*>", "", render(content)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "Only 11 % of its responses end, 97 % of the teacher's" in page
+    said = describe_report(settings, content)
+    assert "Only 11 % of its responses end, 97 % of its teacher's" in said
 
 
 def test_refusals(tiny_model: Path, teacher: Path, outputs: Path, tmp_path: Path, refused) -> None:
