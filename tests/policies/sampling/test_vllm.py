@@ -111,6 +111,20 @@ def test_it_samples_from_the_weights_of_the_moment_with_adapters_merged_in(
     assert first[0].log_probs != changed[0].log_probs != adapted[0].log_probs
 
 
+def test_other_random_numbers_go_on_as_if_it_drew_a_seed_for_each_response(
+    vllm: VLLM, wide: Path
+) -> None:
+    model = load_causal_lm(str(wide)).eval()
+    start("fp32", 0)
+    torch.randint(2**31, (len(PROMPTS),))
+    expected = (torch.rand(3).tolist(), random.random())
+    sample(vllm, model, wide)  # starts with seed 0, too
+    assert (torch.rand(3).tolist(), random.random()) == expected
+
+
+# These start engines of their own, which end the one that the tests above share.
+
+
 def test_in_bf16_it_gets_adapters_beside_weights_from_disk(wide: Path, bf16: Accelerator) -> None:
     """Its log-probs follow the adapters of the moment, sampled from weights that never change."""
     engine = VLLM(str(wide), bf16, 40, requests=3, lora_rank=4)
@@ -136,20 +150,6 @@ def test_in_bf16_it_gets_adapters_beside_weights_from_disk(wide: Path, bf16: Acc
         assert (ours - theirs).abs().mean() < 0.01
         if value:
             assert (ours - plain).abs().mean() > 0.1
-
-
-def test_other_random_numbers_go_on_as_if_it_drew_a_seed_for_each_response(
-    vllm: VLLM, wide: Path
-) -> None:
-    model = load_causal_lm(str(wide)).eval()
-    start("fp32", 0)
-    torch.randint(2**31, (len(PROMPTS),))
-    expected = (torch.rand(3).tolist(), random.random())
-    sample(vllm, model, wide)  # starts with seed 0, too
-    assert (torch.rand(3).tolist(), random.random()) == expected
-
-
-# These start engines of their own, which end the one that the tests above share.
 
 
 def test_a_model_that_is_not_trained_is_read_from_disk(wide: Path) -> None:
