@@ -39,6 +39,7 @@ EDGE = 1e-3  # the share of a or of 1 − a beyond which an interval goes to 0 o
 PROFILE_TOLERANCE = 1e-5
 PROFILE_STEPS = 200
 WALK = 20  # steps to the end of an interval
+END_TOLERANCE = 1e-3
 
 Item = tuple[str, str, str]  # what was judged, and two of its responses in the order of their ids
 
@@ -195,14 +196,21 @@ def _find_end(left: Callable[[float], float], inside: float, last: float, beyond
     """Where `left` first falls below 0 on the way to `last`; `beyond` if it does not.
 
     First, because accuracies of 1 − a explain all votes as well as a: everybody wrong for right.
+    Two fits at one place differ a little: no place is asked about twice.
     """
-    from scipy.optimize import brentq  # as above
-
     for outside in np.linspace(inside, last, WALK + 1)[1:].tolist():
         if left(outside) < 0:
-            return float(brentq(left, inside, outside, xtol=1e-3))
+            break
         inside = outside
-    return beyond
+    else:
+        return beyond
+    while abs(outside - inside) > END_TOLERANCE:
+        middle = (inside + outside) / 2
+        if left(middle) < 0:
+            outside = middle
+        else:
+            inside = middle
+    return (inside + outside) / 2
 
 
 def _log_posterior(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import cycle
 from math import log
 
 import numpy as np
@@ -19,6 +20,7 @@ from rlhf.records.fingerprints import file_hash
 from rlhf.records.reliability import (
     Reliability,
     Vote,
+    _find_end,
     _log_posterior,
     find_intervals,
     reliability_of_shared,
@@ -141,6 +143,13 @@ def test_the_log_posterior_is_that_of_two_coins_by_hand():
     expected = 3 * log(0.62 / 2) + log(0.38 / 2) + log(0.16 * 0.21)
     found = _log_posterior(patterns, counts, np.array([0.8, 0.7]))
     assert found == pytest.approx(expected)
+
+
+def test_an_end_is_found_although_two_fits_at_one_place_differ():
+    noise = cycle([0.001, -0.001])
+    found = _find_end(lambda v: 0.6005 - v + next(noise), 0.5, 1.0, 1.0)  # a step ends at 0.6
+    assert found == pytest.approx(0.6005, abs=0.003)
+    assert _find_end(lambda v: v, 0.5, 0.9, 1.0) == 1
 
 
 def test_pairs_of_one_prompt_that_always_agree_count_once():
