@@ -210,7 +210,7 @@ def _find_end(left: Callable[[float], float], inside: float, last: float, beyond
             outside = middle
         else:
             inside = middle
-    return (inside + outside) / 2
+    return float(inside + outside) / 2
 
 
 def _log_posterior(
