@@ -143,8 +143,6 @@ class OpenWork:
     """Tasks that are not done yet; those on somebody's screen are among them."""
     num_tasks: int
     """All tasks for everybody, done or not; checks and decisions of leads are not among them."""
-    num_rankings: int
-    """All live rankings, those that are not measured yet among them."""
     next_tasks: list[tuple[str, str]]
     """(prompt, reason) of what is given out next, where it has a reason."""
 
@@ -155,7 +153,6 @@ def open_work(store: Store) -> OpenWork:
     return OpenWork(
         num_open=num_open(store.connections),
         num_tasks=num_for_everybody(store.connections),
-        num_rankings=store.counts()["rankings"],
         next_tasks=[(_shortened(messages), reason) for messages, reason in following],
     )
 

@@ -95,8 +95,8 @@ def tabulate(result: Config) -> Table:
         "kept by the student (95 %)",
         "responses that end: teacher → student",
         "int8 against the policy: wins (95 %)",
+        "int8: change of a token's log-prob, nats",
     ]
-    header += ["int8: change of a token's log-prob, nats"]
     rows = [[*header, *(f"student's tokens/s, times its teacher's: batch {n}" for n in sizes)]]
     for one in result["runs"]:
         sides = (one["parameters"][side] / 1e6 for side in ("teacher", "student"))

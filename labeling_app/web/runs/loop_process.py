@@ -170,7 +170,8 @@ class LoopProcess:
         words = ["runs", action, str(self.file.out), "--round", str(number), "--json"]
         if not self._asking.acquire(blocking=False):  # impatient presses would fill the memory
             raise InputError(
-                "The server puts pairs on the board or counts votes already", "Try again later."
+                "The server is already putting pairs on the board or counting votes",
+                "Wait a minute, then press the button again.",
             )
         try:
             found: dict[str, Any] = json.loads(_run([*RLHF, *words]).splitlines()[-1])

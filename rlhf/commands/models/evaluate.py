@@ -170,8 +170,8 @@ def _student(student: Mapping[str, Any] | None, report: Mapping[str, Any]) -> It
     ends = report["eos_rate"]
     if ends["policy"] < ends["rival"] - MAX_FEWER_ENDS:
         yield (
-            f"Only {100 * ends['policy']:.0f} % of its responses end, {100 * ends['rival']:.0f} % "
-            "of its teacher's: scores of text that is cut off say little. Read some."
+            f"{100 * ends['policy']:.0f} % of its responses end, {100 * ends['rival']:.0f} % of "
+            "its teacher's do: scores of text that is cut off say little. Read some samples."
         )
 
 

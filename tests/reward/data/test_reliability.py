@@ -146,7 +146,7 @@ def test_the_log_posterior_is_that_of_two_coins_by_hand():
 
 
 def test_an_end_is_found_although_two_fits_at_one_place_differ():
-    noise = cycle([0.001, -0.001])
+    noise = cycle([0.001, 0.001, -0.001])
     found = _find_end(lambda v: 0.6005 - v + next(noise), 0.5, 1.0, 1.0)  # a step ends at 0.6
     assert found == pytest.approx(0.6005, abs=0.003)
     assert _find_end(lambda v: v, 0.5, 0.9, 1.0) == 1

@@ -9,7 +9,10 @@ from rlhf.commands.loop.opened import read_loop_file
 from tests.pipeline.loop import write_prompts
 from tests.rlhf.run.loops.folders import make_loop
 
-BUSY = "The server puts pairs on the board or counts votes already. Try again later."
+BUSY = (
+    "The server is already putting pairs on the board or counting votes. "
+    "Wait a minute, then press the button again."
+)
 
 
 def test_impatient_leads_start_one_process(tmp_path: Path) -> None:

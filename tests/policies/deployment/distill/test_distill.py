@@ -261,9 +261,9 @@ def test_the_evaluation_says_how_much_of_the_gain_is_kept(
     assert "responses end," not in page
     content["eos_rate"]["policy"] = 0.11
     page = re.sub(r"<[^>]*>", "", render(content)).replace("\N{NO-BREAK SPACE}", " ")
-    assert "Only 11 % of its responses end, 97 % of the teacher's" in page
+    assert " 11 % of its responses end, 97 % of the teacher's do" in page
     said = describe_report(settings, content)
-    assert "Only 11 % of its responses end, 97 % of its teacher's" in said
+    assert "11 % of its responses end, 97 % of its teacher's do" in said
 
 
 def test_refusals(tiny_model: Path, teacher: Path, outputs: Path, tmp_path: Path, refused) -> None:
