@@ -234,6 +234,25 @@ def test_a_lead_puts_people_in_a_team_and_gives_it_a_source(lead):
     require_good_looks(page, "people, one source found")
 
 
+SENT_AT_ONCE = """
+new MutationObserver((_, observer) => {
+  const field = document.querySelector("[aria-label='Team of lea']");
+  if (!field) return;
+  observer.disconnect();
+  field.value = "night shift";
+  field.form.requestSubmit();
+}).observe(document, { childList: true, subtree: true });
+"""
+
+
+def test_a_form_sent_before_the_page_has_loaded_is_kept(lead):
+    app, page = lead
+    page.add_init_script(SENT_AT_ONCE)
+    page.goto(app.url + "lead/people")
+    page.wait_for_selector(".said:has-text('lea is in team night shift.')", timeout=20_000)
+    assert page.url == app.url + "lead/people"
+
+
 def test_a_lead_edits_the_rubric_and_the_board_shows_it(lead):
     app, page = lead
     page.click("nav a:has-text('Rubric')")

@@ -1,4 +1,5 @@
 // What the lead's pages share: forms that send JSON, what the server says, pages renewed in place.
+// It runs before the page is there: a form that is sent at once must not reload the page and lose what was typed.
 const all = selector => [...document.querySelectorAll(selector)];
 const one = selector => document.querySelector(selector);
 
@@ -50,8 +51,8 @@ function fieldsOf(form, button) {
 
 document.addEventListener('submit', async event => {
   const form = event.target;
+  if (!form.hasAttribute('action')) event.preventDefault();
   if (!form.dataset.post) return;
-  event.preventDefault();
   if (form.ariaBusy) return;
   form.ariaBusy = 'true';
   const said = await post(form.dataset.post, fieldsOf(form, event.submitter));
