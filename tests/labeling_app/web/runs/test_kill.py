@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -85,8 +86,8 @@ class Team:
         while not self.is_over.is_set():
             try:
                 work()
-            except (URLError, ConnectionError, TimeoutError):
-                time.sleep(0.2)  # the server is dead: try again
+            except (URLError, HTTPException, ConnectionError, TimeoutError):
+                time.sleep(0.2)  # the server is dead, perhaps in the middle of an answer: try again
             except Exception as error:
                 self.problems.append(repr(error))
                 raise
