@@ -57,6 +57,26 @@ def ask(page, text: str) -> None:
     page.press("#prompt", "Enter")
 
 
+SENT_AT_ONCE = """
+new MutationObserver((_, observer) => {
+  const box = document.getElementById("prompt");
+  if (!box) return;
+  observer.disconnect();
+  box.value = "Too early?";
+  box.form.requestSubmit();
+}).observe(document, { childList: true, subtree: true });
+"""
+
+
+def test_a_question_sent_before_the_page_has_loaded_stays(app, open_page):
+    page = open_page(app.url + "live")
+    page.add_init_script(SENT_AT_ONCE)
+    page.goto(app.url + "live")
+    page.wait_for_selector(".who:has-text('ann')", state="attached")
+    assert page.url == app.url + "live"
+    assert page.input_value("#prompt") == "Too early?"
+
+
 def wait_for_answers(page) -> None:
     page.wait_for_selector(".saved:has-text('The answers are complete')")
 

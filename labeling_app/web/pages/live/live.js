@@ -295,7 +295,7 @@ async function start() {
       find('.who').textContent = annotator;
       find('.sign-out').hidden = !state.has_sign_in;
       complain('');
-      box.value = readStorage('prompt') || '';
+      box.value = readStorage('prompt') || box.value; // which was typed before this ran
       if (state.running) await follow(state.running);
       else if (state.turn) showDone(state.turn);
       if (readStorage('outbox')) await bringWaiting();
