@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from sqlite_utils import Database
 
+from labeling_app.db.board.leases import last_prompt
 from labeling_app.db.connection import Connections
 from labeling_app.db.tasks import KNOWN_ANSWER, CheckPurpose, insert_task, make_known_answer
 from labeling_app.rankings.agreement import Tiers
@@ -118,6 +119,8 @@ def _make_repeat(db: Database, annotator: str) -> int | None:
     if row is None:
         return None
     prompt_id, tiers, responses = row
+    if prompt_id == last_prompt(db, annotator):  # such as a vote on it; another time
+        return None
     return insert_task(
         db, prompt_id, json.loads(responses), purpose="repeat", answer=tiers, only_for=annotator
     )

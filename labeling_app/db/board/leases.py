@@ -54,25 +54,46 @@ def first_open(db: Database, annotator: str) -> int | None:
     """The open task of highest priority that this annotator has neither ranked nor skipped.
 
     One whose lease ran out comes first: the draft, if any, is still there. Tasks of the sources
-    that were given to this annotator come before those for everybody.
+    that were given to this annotator come before those for everybody. The prompt of the work before
+    comes again only if nothing else is open: as a vote after a ranking, say, it looks like an error
+    of the board.
     """
-    for query in (
-        """SELECT a.task_id FROM drafts d JOIN assignments a USING (task_id, annotator)
-           JOIN tasks t ON t.id = a.task_id
-           WHERE d.annotator = :me AND a.state = 'expired' AND t.open > 0
-           ORDER BY d.updated_at DESC LIMIT 1""",
-        """SELECT id FROM tasks t WHERE open > 0 AND only_for = :me AND NOT EXISTS (
-               SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
-               AND a.state <> 'expired')
-           ORDER BY id LIMIT 1""",
-    ):
-        row = db.execute(query, {"me": annotator}).fetchone()
-        if row:
-            return int(row[0])
-    given = [first_in_queue(db, annotator, source) for source in sources_of(db, annotator)]
+    query = """SELECT a.task_id FROM drafts d JOIN assignments a USING (task_id, annotator)
+               JOIN tasks t ON t.id = a.task_id
+               WHERE d.annotator = ? AND a.state = 'expired' AND t.open > 0
+               ORDER BY d.updated_at DESC LIMIT 1"""
+    row = db.execute(query, [annotator]).fetchone()
+    if row:
+        return int(row[0])
+    last = last_prompt(db, annotator)
+    found = _first_but(db, annotator, last)
+    return _first_but(db, annotator, None) if found is None and last is not None else found
+
+
+def _first_but(db: Database, annotator: str, prompt_id: str | None) -> int | None:
+    """The first open task about another prompt than this one."""
+    query = """SELECT id FROM tasks t WHERE open > 0 AND only_for = :me AND prompt_id IS NOT :but
+               AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id
+                   AND a.annotator = :me AND a.state <> 'expired')
+               ORDER BY id LIMIT 1"""
+    row = db.execute(query, {"me": annotator, "but": prompt_id}).fetchone()
+    if row:
+        return int(row[0])
+    sources = sources_of(db, annotator)
+    given = [first_in_queue(db, annotator, source, but=prompt_id) for source in sources]
     best = min((place for place in given if place), key=lambda at: (-at[0], at[1]), default=None)
-    best = best or first_in_queue(db, annotator, None)
+    best = best or first_in_queue(db, annotator, None, but=prompt_id)
     return best[1] if best else None
+
+
+def last_prompt(db: Database, annotator: str) -> str | None:
+    """The prompt that an annotator has ranked or skipped last; None before any work."""
+    ranked = """SELECT created_at, prompt_id FROM rankings WHERE annotator = ? AND live = 1
+                ORDER BY created_at DESC LIMIT 1"""
+    skipped = """SELECT s.created_at, t.prompt_id FROM skips s JOIN tasks t ON t.id = s.task_id
+                 WHERE s.annotator = ? ORDER BY s.created_at DESC LIMIT 1"""
+    rows = [db.execute(query, [annotator]).fetchone() for query in (ranked, skipped)]
+    return max((row for row in rows if row), default=(0.0, None))[1]
 
 
 def expire_leases(db: Database) -> None:

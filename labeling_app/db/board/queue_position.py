@@ -6,6 +6,7 @@ judgments took 28 ms a submit. Triggers keep it right when tasks are opened, add
 """
 
 import json
+from typing import Any
 
 from sqlite_utils import Database
 
@@ -15,23 +16,37 @@ QueuePosition = tuple[float, int]
 START, END = (1e300, 0), (-1e300, 0)
 
 
-def first_in_queue(db: Database, annotator: str, source: str | None) -> QueuePosition | None:
+def first_in_queue(
+    db: Database, annotator: str, source: str | None, *, but: str | None = None
+) -> QueuePosition | None:
     """The first task of a source, or of those that are for everybody, that is left for somebody.
 
     Args:
         db: the database, inside a transaction.
         annotator: who has neither ranked nor skipped it.
         source: the source; None: the queue for everybody.
+        but: a prompt whose tasks are passed over for now.
     """
     before = _passed(db, annotator, source)
-    # One after the other: SQLite cannot begin in the middle of an index whose columns differ in
-    # their direction.
-    found = _first(db, annotator, source, before, "priority = :priority AND id >= :id")
-    found = found or _first(db, annotator, source, before, "priority < :priority")
+    found = _first_from(db, annotator, source, before)
     if before != (found or END):
         row = [annotator, json.dumps(source), *(found or END)]
         db.execute("INSERT OR REPLACE INTO passed VALUES (?, ?, ?, ?)", row)
-    return found
+    if found is None or but is None:
+        return found
+    [prompt_id] = db.execute("SELECT prompt_id FROM tasks WHERE id = ?", [found[1]]).fetchone()
+    return _first_from(db, annotator, source, found, but) if prompt_id == but else found
+
+
+def _first_from(
+    db: Database, annotator: str, source: str | None, position: QueuePosition, but: str = ""
+) -> QueuePosition | None:
+    # One after the other: SQLite cannot begin in the middle of an index whose columns differ in
+    # their direction.
+    values: dict[str, Any] = {"me": annotator, "source": source, "but": but}
+    values |= {"priority": position[0], "id": position[1]}
+    found = _first(db, values, "priority = :priority AND id >= :id")
+    return found or _first(db, values, "priority < :priority")
 
 
 def _passed(db: Database, annotator: str, source: str | None) -> QueuePosition:
@@ -40,19 +55,18 @@ def _passed(db: Database, annotator: str, source: str | None) -> QueuePosition:
     return (row[0], row[1]) if row else START
 
 
-def _first(
-    db: Database, annotator: str, source: str | None, position: QueuePosition, there: str
-) -> QueuePosition | None:
+def _first(db: Database, values: dict[str, Any], there: str) -> QueuePosition | None:
     """The first task of a part of a queue, where `there` says which part.
 
     The conditions are word for word those of the indexes, or these would not be used.
     """
-    which = "reserved IS NULL" if source is None else "reserved IS NOT NULL AND reserved = :source"
+    is_given = "reserved IS NOT NULL AND reserved = :source"
+    which = "reserved IS NULL" if values["source"] is None else is_given
     query = f"""SELECT priority, id FROM tasks t WHERE open > 0 AND only_for IS NULL
-                AND purpose IN ('rank', 'compare') AND {which} AND {there} AND NOT EXISTS (
+                AND purpose IN ('rank', 'compare') AND {which} AND {there}
+                AND prompt_id <> :but AND NOT EXISTS (
                     SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
                     AND a.state <> 'expired')
                 ORDER BY priority DESC, id LIMIT 1"""
-    values = {"me": annotator, "source": source, "priority": position[0], "id": position[1]}
     row = db.execute(query, values).fetchone()
     return (row[0], row[1]) if row else None

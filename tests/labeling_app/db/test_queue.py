@@ -5,10 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from labeling_app.db.board.checks import CheckRates
 from labeling_app.db.board.overlap import set_overlap
+from labeling_app.db.people.sources import give_source
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.rankings import num_done
+from labeling_app.db.tasks import insert_task
 from rlhf.errors import InputError
+from tests.labeling_app.conftest import work_of
 
 
 def submission(task, tiers, id="s1", **fields) -> Submission:
@@ -279,3 +283,43 @@ def test_a_skip_from_another_tab_counts_once(people, store, fill):
     people.skip("ann", skip_id="k1", task_id=task.id, reason="too long", note="")
     assert [row["live"] for row in stored(people)] == [0, 1]
     assert (num_done(people.connections, "ann"), store.counts()["open"]) == (1, 0)
+
+
+def add_vote(store, prompt) -> None:
+    """A vote on the responses to a prompt, before all other tasks."""
+    ids = [response.id for response in store.responses(prompt.id)]
+    with store.connections.write() as db:
+        insert_task(db, prompt.id, ids, purpose="compare", priority=1)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize(("num_prompts", "asked"), [(3, [0, 1, 0, 2]), (1, [0, 0])])
+def test_a_prompt_comes_twice_in_a_row_only_if_nothing_else_is_open(
+    num_prompts, asked, is_given, people, store, fill
+):
+    prompts = fill(num_prompts, 2)
+    add_vote(store, prompts[0])
+    if is_given:
+        give_source(store.connections, "test", ["ann"], [])
+    assert work_of(people, "ann") == [f"prompt {number}" for number in asked]
+
+
+def test_what_was_skipped_does_not_come_again_at_once(people, store, fill):
+    prompts = fill(2, 2)
+    add_vote(store, prompts[0])
+    vote = people.next_task("ann")
+    people.skip("ann", skip_id="s", task_id=vote.id, reason="", note="")
+    assert work_of(people, "ann") == ["prompt 1", "prompt 0"]
+
+
+def test_what_was_just_voted_on_is_not_repeated(people, store, fill):
+    prompts = fill(12, 2)
+    for number in range(11):
+        people.submit("ann", submission(people.next_task("ann"), [[0], [1]], id=f"{number}"))
+    add_vote(store, prompts[0])
+    people.submit("ann", submission(people.next_task("ann"), [[0], [1]], id="vote"))
+    queue = TaskQueue(store, checks=CheckRates(repeat_every=1))  # prompt 0 is the next to repeat
+    task = queue.next_task("ann")
+    assert (task.purpose, task.messages[-1]["content"]) == ("rank", "prompt 11")
+    queue.submit("ann", submission(task, [[0], [1]], id="last"))
+    assert queue.next_task("ann").purpose == "repeat"
