@@ -150,13 +150,17 @@ def length_gap(verdict: Verdict) -> str:
 
 
 def agreement_levels(verdicts: Sequence[Verdict]) -> dict[tuple[str, int, int], str]:
-    """For every two responses how their judges agree: one judge, all agree, or judges differ."""
+    """For every two responses how their judges agree: one judge, all agree, or judges differ.
+
+    Verdicts of one name are one judge's, also where nobody was named in an import.
+    """
     levels = {}
-    for both, winners in _winners(verdicts).items():
-        if len(winners) == 1:
+    for both, said in _said(verdicts).items():
+        judges, winners = ({*values} for values in zip(*said, strict=True))
+        if len(judges) == 1:
             levels[both] = "one judge"
         else:
-            levels[both] = "all agree" if len(set(winners)) == 1 else "judges differ"
+            levels[both] = "all agree" if len(winners) == 1 else "judges differ"
     return levels
 
 
@@ -167,18 +171,24 @@ def judges_agree(verdicts: Sequence[Verdict]) -> dict[str, float] | None:
     independently and agree with the majority with probability p: their agreement is
     a = p² + (1 − p)², so p = (1 + √(2a − 1)) / 2.
     """
-    same = [a == b for w in _winners(verdicts).values() for a, b in combinations(w, 2)]
+    same = [
+        a == b
+        for said in _said(verdicts).values()
+        for (judge, a), (other, b) in combinations(said, 2)
+        if judge != other
+    ]
     if not same:
         return None
     value = sum(same) / len(same)
     return {"value": value, "n": len(same), "ceiling": (1 + sqrt(max(0, 2 * value - 1))) / 2}
 
 
-def _winners(verdicts: Sequence[Verdict]) -> dict[tuple[str, int, int], list[int]]:
-    winners: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+def _said(verdicts: Sequence[Verdict]) -> dict[tuple[str, int, int], list[tuple[str, int]]]:
+    """For every two responses (annotator, winner) of each verdict."""
+    said: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
     for verdict in verdicts:
-        winners[verdict.both].append(verdict.pair.first)
-    return winners
+        said[verdict.both].append((verdict.pair.annotator, verdict.pair.first))
+    return said
 
 
 def calibrate(verdicts: Sequence[Verdict]) -> dict[str, Any]:

@@ -92,6 +92,17 @@ def test_judges_agree_on_one_of_two():
     assert set(agreement_levels(alone).values()) == {"one judge"}
 
 
+def test_two_verdicts_under_one_name_are_one_judge_s():
+    # nobody was named in the import, and ann says the same as the first of them
+    unnamed = [(0, 1, 1.0, 0, "imported"), (1, 0, 1.0, 0, "imported")]
+    alone = collect_verdicts([group("x", *unnamed)], [[0.0] * 3])
+    assert judges_agree(alone) is None
+    assert set(agreement_levels(alone).values()) == {"one judge"}
+    with_ann = collect_verdicts([group("x", *unnamed, (0, 1, 1.0, 0, "ann"))], [[0.0] * 3])
+    assert judges_agree(with_ann) == {"value": 0.5, "n": 2, "ceiling": 0.5}
+    assert set(agreement_levels(with_ann).values()) == {"judges differ"}
+
+
 def test_calibration_by_hand():
     # four verdicts at σ(ln 3) = 0.75, three right: calibrated; one at σ(ln 19) = 0.95, wrong
     pairs = [(0, 1, 1.0, 0, "ann")] * 5
