@@ -25,12 +25,12 @@ OF_OUR_LINES = _OF_ALL | {
     *("responses", "models", "tiers", "strengths", "scores", "pairs"),
     *("thumbs", "response", "completion", "label"),
 }
-OF_PREFERENCES = _OF_ALL | {
+OF_PREFERENCES = _OF_ALL - {"messages"} | {
     *("chosen", "rejected", "chosen_model", "rejected_model", "margin", "thumbs"),
 }
 OF_ULTRAFEEDBACK = _OF_ALL - {"prompt", "messages"} | {"instruction", "completions", "thumbs"}
-SHOWN_IGNORED = 8
-MAX_IGNORED = 200  # names that are counted: every line of a hostile file could have others
+SHOWN_NAMES = 8
+MAX_NAMES = 200  # that are counted: every line of a hostile file could have others
 
 
 def ignored_fields(value: JsonObject, read: Collection[str]) -> tuple[str, ...]:
@@ -45,13 +45,33 @@ def ignored_fields(value: JsonObject, read: Collection[str]) -> tuple[str, ...]:
 
 def ignored_in_words(counts: Mapping[str, int]) -> str:
     """One sentence, or "": "Fields that were not read: lang (3 lines), topic (1 line)."."""
-    if not counts:
+    return f"Fields that were not read: {_in_words(counts, 'line')}." if counts else ""
+
+
+def read_in_words(
+    read_fields: Mapping[str, int], judgments_by: Mapping[str, int], num_unfinished: int
+) -> str:
+    """What was read of the records of another tool, or "" for other files.
+
+    Example: "Fields that were read: prompt (3 lines), response_1 (3 lines), response_2 (3 lines).
+    Annotators: argilla-u1 (3 judgments). Drafts, discarded and skipped answers left out: 2."
+    """
+    if not read_fields:
         return ""
+    said = [f"Fields that were read: {_in_words(read_fields, 'line')}."]
+    annotators = _in_words(judgments_by, "judgment")
+    said.append(f"Annotators: {annotators}." if annotators else "Nobody has judged them.")
+    if num_unfinished:
+        said.append(f"Drafts, discarded and skipped answers left out: {num_unfinished:,}.")
+    return " ".join(said)
+
+
+def _in_words(counts: Mapping[str, int], noun: str) -> str:
+    """The names with the largest counts: "lang (3 lines), topic (1 line)"."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{_on_screen(name)} ({counted(n, 'line')})" for name, n in ordered[:SHOWN_IGNORED]]
+    shown = [f"{_on_screen(name)} ({counted(n, noun)})" for name, n in ordered[:SHOWN_NAMES]]
     more = len(ordered) - len(shown)
-    last = f" and {more} more" if more else ""
-    return f"Fields that were not read: {', '.join(shown)}{last}."
+    return f"{', '.join(shown)} and {more} more" if more else ", ".join(shown)
 
 
 def _on_screen(name: str) -> str:

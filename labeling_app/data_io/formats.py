@@ -71,7 +71,9 @@ class Entry:
     made: dict[str, dict[str, float]] = field(default_factory=dict)
     """`created_at` and `duration_ms` of rankings, by id, where the line says them."""
     ignored: tuple[str, ...] = ()
-    """Fields that were not read. Records of other tools and exports of ours say none."""
+    """Fields that were not read. Exports of ours say none."""
+    exported: Judged | None = None
+    """The record of another tool that it comes from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +178,14 @@ def _build_exported(found: Judged, defaults: Defaults) -> Entry:
         )
         times = {"created_at": one.created_at, "duration_ms": one.duration_ms}
         made[id_] = {name: time for name, time in times.items() if time is not None}
-    return Entry(prompt=prompt, responses=responses, rankings=tuple(rankings), made=made)
+    return Entry(
+        prompt=prompt,
+        responses=responses,
+        rankings=tuple(rankings),
+        made=made,
+        ignored=found.ignored,
+        exported=found,
+    )
 
 
 def _check(
@@ -296,7 +305,7 @@ def _read_preference(value: JsonObject) -> tuple[tuple[Message, ...], _Judged]:
     if isinstance(chosen, list) and isinstance(rejected, list):
         messages, texts = _conversations(value, _messages(chosen, "chosen"), rejected)
     elif value.get("prompt") is not None:
-        messages = _prompt_messages(value)
+        messages = _prompt_messages({"prompt": value["prompt"]})
         texts = (_text(chosen, "chosen"), _text(rejected, "rejected"))
     elif HH_TURN.match(_text(chosen, "chosen")):
         better, worse = _hh_turns(chosen), _hh_turns(_text(rejected, "rejected"))

@@ -1,6 +1,7 @@
 """Imports files into the label database, each completely or not at all."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Literal
 
 from sqlite_utils import Database
 
-from labeling_app.data_io.fields import MAX_IGNORED
+from labeling_app.data_io.fields import MAX_NAMES
 from labeling_app.data_io.formats import Defaults, Entry, read_entry
 from labeling_app.data_io.reading import Part, is_hub_name, read_rows
 from labeling_app.data_io.repeats import Repeats
@@ -30,6 +31,7 @@ from rlhf.records.wording import counted
 
 OnError = Literal["few", "skip", "stop"]
 SHOWN_ERRORS = 100
+SKIP_BAD_LINES = "add --on-error skip"
 FEW = 100  # fewer than one bad line in this many are few
 ENDING = re.compile(r"(?<=.)(\.(jsonl|ndjson|json|csv|parquet))?(\.gz)?$", re.IGNORECASE)
 Placed = tuple[str, Entry]
@@ -53,21 +55,36 @@ class Report:
     first_bad: list[str] = field(default_factory=list)
     ignored_fields: dict[str, int] = field(default_factory=dict)
     """Lines with a field that was not read, by the field's name."""
+    read_fields: dict[str, int] = field(default_factory=dict)
+    """Records of another tool with a field that was read, by the field's name."""
+    judgments_by: dict[str, int] = field(default_factory=dict)
+    """Judgments in records of another tool, by their annotator."""
+    unfinished: int = 0
+    """Answers in these records that were left out: drafts, discarded and skipped ones."""
 
     def add(self, other: "Report") -> None:
         """Count another file's lines as well."""
         for name, value in vars(other).items():
-            if name == "ignored_fields":
-                self.ignore(value)
+            if isinstance(value, dict):
+                self.count(name, value)
                 continue
             total = getattr(self, name) + value
             setattr(self, name, total[:SHOWN_ERRORS] if isinstance(total, list) else total)
 
-    def ignore(self, counts: Mapping[str, int]) -> None:
-        """Count lines with fields that were not read, by the field's name."""
+    def count(self, what: str, counts: Mapping[str, int]) -> None:
+        """Add to the numbers of `ignored_fields`, `read_fields` or `judgments_by`."""
+        known = getattr(self, what)
         for name, number in counts.items():
-            if name in self.ignored_fields or len(self.ignored_fields) < MAX_IGNORED:
-                self.ignored_fields[name] = self.ignored_fields.get(name, 0) + number
+            if name in known or len(known) < MAX_NAMES:
+                known[name] = known.get(name, 0) + number
+
+    def count_entry(self, entry: Entry) -> None:
+        """Count what was read of a line, and what was not."""
+        self.count("ignored_fields", dict.fromkeys(entry.ignored, 1))
+        if entry.exported is not None:
+            self.count("read_fields", dict.fromkeys(entry.exported.read, 1))
+            self.count("judgments_by", Counter(one.annotator for one in entry.rankings))
+            self.unfinished += entry.exported.num_unfinished
 
 
 def import_file(
@@ -177,12 +194,13 @@ def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
         if not is_left_out:
             raise BadLineError(
                 problem,
-                f"{error.remedy} Nothing of the file was stored. To leave out bad lines, add "
-                "--on-error skip.",
+                f"{error.remedy} Nothing of the file was stored. To leave out bad lines, "
+                f"{SKIP_BAD_LINES}.",
             ) from None
         report.bad_lines += 1
         if len(report.first_bad) < SHOWN_ERRORS:
-            report.first_bad.append(problem)
+            is_said = any(one.endswith(error.remedy) for one in report.first_bad)
+            report.first_bad.append(problem if is_said else f"{problem}. {error.remedy}")
 
 
 def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Report) -> None:
@@ -191,7 +209,7 @@ def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Re
             f"{path}: nothing to judge in {report.bad_lines:,} of {counted(report.lines, 'line')}, "
             f"the first: {report.first_bad[0]}",
             f"They are left out only if they are fewer than 1 in {FEW}. Nothing of the file was "
-            "stored. To leave out all bad lines, add --on-error skip.",
+            f"stored. To leave out all bad lines, {SKIP_BAD_LINES}.",
         )
     if not num_good:
         reason = "no good line" if report.bad_lines else "no line"
@@ -249,5 +267,5 @@ def read_entries(
                 raise row
             value = parse_line(row, place) if isinstance(row, str) else row
             entry = read_entry(value, replace(defaults, split=split) if split else defaults)
-            report.ignore(dict.fromkeys(entry.ignored, 1))
+            report.count_entry(entry)
             yield place, repeats.numbered(entry)

@@ -10,7 +10,7 @@ import json
 import shutil
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +18,15 @@ from time import monotonic
 from typing import Any
 
 from labeling_app.data_io.exporting import export
-from labeling_app.data_io.fields import ignored_in_words
+from labeling_app.data_io.fields import ignored_in_words, read_in_words
 from labeling_app.data_io.formats import Defaults, Entry
-from labeling_app.data_io.importing import OnError, Report, import_file, read_entries
+from labeling_app.data_io.importing import (
+    SKIP_BAD_LINES,
+    OnError,
+    Report,
+    import_file,
+    read_entries,
+)
 from labeling_app.data_io.reading import Part
 from labeling_app.db.files.backup import back_up
 from labeling_app.db.files.label_file import LostDatabaseError
@@ -28,6 +34,8 @@ from labeling_app.db.store import Store
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError, RlhfError
 from rlhf.records.jsonl import Progress
+from rlhf.records.schema import Split
+from rlhf.records.wording import counted
 
 Job = dict[str, Any]
 SHOWN_ROWS = 5
@@ -66,9 +74,7 @@ def _cause(error: OSError | sqlite3.Error) -> str:
 
 def _sentence(error: RlhfError, job: Job) -> str:
     """An error as the person who uploaded the file should read it: without the server's paths."""
-    remedy = error.remedy
-    if "--on-error" in remedy:
-        remedy = "Nothing of the file was stored. To leave out bad lines, choose that, and import."
+    remedy = error.remedy.replace(SKIP_BAD_LINES, "choose that, and import")
     text = f"{error.problem.rstrip('.')}. {remedy}"
     if "db" in job:
         text = text.replace(job["db"], Path(job["db"]).name)
@@ -83,11 +89,14 @@ def preview(job: Job) -> Job:
     """
     report, is_whole = Report(), True
     rows: list[Job] = []
+    prompts: dict[Split, set[str]] = {"train": set(), "test": set()}
     stop_at = monotonic() + PREVIEW_SECONDS
     entries = read_entries(Path(job["path"]), _defaults(job), "skip", report, Part())
     for place, entry in entries:
         if len(rows) < SHOWN_ROWS:
             rows.append(_row(place.rpartition(":")[2], entry))
+        if entry.check is None:  # gold and training tasks are for neither
+            prompts[entry.prompt.split].add(entry.prompt.id)
         if monotonic() > stop_at:
             is_whole = False
             break
@@ -100,10 +109,23 @@ def preview(job: Job) -> Job:
     counts = {"lines": report.lines, "bad_lines": report.bad_lines, "first_bad": bad}
     return {
         **counts,
+        "splits": _splits_in_words(prompts),
+        "read": read_in_words(report.read_fields, report.judgments_by, report.unfinished),
         "ignored": ignored_in_words(report.ignored_fields),
         "rows": rows,
         "is_whole": is_whole,
     }
+
+
+def _splits_in_words(prompts: Mapping[Split, Collection[str]]) -> str:
+    """How many prompts are for what: "8 train prompts and no test prompts."; "" where none are."""
+    if not any(prompts.values()):
+        return ""
+    train, test = (
+        counted(len(ids), f"{split} prompt") if ids else f"no {split} prompts"
+        for split, ids in prompts.items()
+    )
+    return f"{train} and {test}.".capitalize()
 
 
 def _row(place: str, entry: Entry) -> Job:

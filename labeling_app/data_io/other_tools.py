@@ -9,7 +9,7 @@ Where names leave it open, the record is refused: a guess would turn people's ju
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,7 +24,10 @@ SIDES = (("1", "2"), ("0", "1"), ("a", "b"), ("left", "right"))
 # response_1, answer-B, answerA, left
 NUMBERED = re.compile(r"^(.*?)[\s_-]*(\d+|(?<=[\s_-])[A-Za-z]|(?<=[a-z])[A-Z]|[Ll]eft|[Rr]ight)$")
 OWN_COLUMNS = ("id", "_server_id", "status")  # of Argilla
+OTHER_PARTS = ("suggestions", "metadata", "vectors")  # of a nested record of Argilla
 ANSWERS = ".responses"
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+JUDGMENTS = ("pairwise", "ranker")  # types of results in Label Studio
 JSON_MIN = {"annotation_id", "lead_time"}  # of Label Studio, beside the fields of a task
 STATUSES = ("submitted", "draft", "discarded")
 MOST_SECONDS = 7 * 86_400.0  # for one judgment
@@ -49,6 +52,12 @@ class Judged:
     prompt: Any
     texts: tuple[str, ...]
     judgments: tuple[Judgment, ...]
+    read: tuple[str, ...]
+    """The fields of the prompt and the responses."""
+    ignored: tuple[str, ...] = ()
+    """Fields, questions and other parts that hold something and were not read."""
+    num_unfinished: int = 0
+    """Answers that were left out: drafts, discarded and skipped ones."""
 
 
 def read_exported(value: JsonObject) -> Judged | None:
@@ -68,11 +77,13 @@ def read_exported(value: JsonObject) -> Judged | None:
         )
     if isinstance(value.get("fields"), dict) and isinstance(value.get("responses"), dict):
         answers = {name: _objects(said, name) for name, said in value["responses"].items()}
-        return _read_record(value["fields"], answers)
+        others = {name: value.get(name) for name in OTHER_PARTS}
+        return _read_record(value["fields"], answers, others)
     questions = [name.removesuffix(ANSWERS) for name in value if name.endswith(ANSWERS)]
     if questions:
         fields = {name: one for name, one in value.items() if _is_field(name)}
-        return _read_record(fields, {name: _columns(value, name) for name in questions})
+        others = {name: one for name, one in value.items() if "." in name and ANSWERS not in name}
+        return _read_record(fields, {name: _columns(value, name) for name in questions}, others)
     return None
 
 
@@ -99,23 +110,30 @@ def _columns(value: JsonObject, question: str) -> list[JsonObject]:
     return [{"value": one, "user_id": user, "status": state} for one, user, state in rows]
 
 
-def _read_record(fields: JsonObject, answers: Mapping[str, Sequence[JsonObject]]) -> Judged:
+def _read_record(
+    fields: JsonObject, answers: Mapping[str, Sequence[JsonObject]], others: JsonObject
+) -> Judged:
     names = _response_names(fields)
-    prompt = _prompt_of(fields, names)
+    prompt = _prompt_name(fields, names)
     submitted = {
         name: [one for one in said if _is_submitted(one)] for name, said in answers.items()
     }
-    judgments = [one for said in submitted.values() for one in _judgments(said, names)]
+    of_questions = {name: list(_judgments(said, names)) for name, said in submitted.items()}
+    judgments = [one for given in of_questions.values() for one in given]
     if any(submitted.values()) and not judgments:
         raise InputError(
             f"No answer names the responses {list(names)}",
             "Read are answers to a ranking question over the names of the fields, and to a label "
             "question whose labels are these names.",
         )
+    unread = [name for name, said in submitted.items() if said and not of_questions[name]]
     return Judged(
-        prompt=prompt,
+        prompt=fields[prompt],
         texts=tuple(str(fields[name]) for name in names),
         judgments=tuple(judgments),
+        read=(prompt, *names),
+        ignored=(*_unread(fields, (prompt, *names)), *unread, *_unread(others, ())),
+        num_unfinished=sum(map(len, answers.values())) - sum(map(len, submitted.values())),
     )
 
 
@@ -175,20 +193,35 @@ def _ranked(value: Any, names: Sequence[str]) -> Tiers | None:
 
 def _read_task(value: JsonObject) -> Judged:
     data, annotations = value["data"], value["annotations"]
-    items = next((one for one in data.values() if _is_items(one)), None)
+    read: tuple[str, ...]
+    items = next((name for name, one in data.items() if _is_items(one)), None)
     if items is not None:
-        names = tuple(str(item["id"]) for item in items)
-        texts = tuple(_item_text(item) for item in items)
-        prompt = _prompt_of(data, ())
+        names = tuple(str(item["id"]) for item in data[items])
+        texts = tuple(_item_text(item) for item in data[items])
+        read = (_prompt_name(data, ()), items)
     else:
         names = _response_names(data)
         texts = tuple(str(data[name]) for name in names)
-        prompt = _prompt_of(data, names)
-    judgments = []
-    for annotation in annotations:
-        if isinstance(annotation, dict) and not annotation.get("was_cancelled"):
-            judgments += list(_results(annotation, names))
-    return Judged(prompt=prompt, texts=texts, judgments=tuple(judgments))
+        read = (_prompt_name(data, names), *names)
+    finished = [
+        one for one in annotations if isinstance(one, dict) and not one.get("was_cancelled")
+    ]
+    others = {"predictions": value.get("predictions")}
+    return Judged(
+        prompt=data[read[0]],
+        texts=texts,
+        judgments=tuple(made for one in finished for made in _results(one, names)),
+        read=read,
+        ignored=(*_unread(data, read), *_other_controls(finished), *_unread(others, ())),
+        num_unfinished=len(annotations) - len(finished),
+    )
+
+
+def _other_controls(annotations: Sequence[JsonObject]) -> list[str]:
+    """The names of controls whose results are no judgments of responses, such as a comment."""
+    results = [one for annotation in annotations for one in annotation.get("result") or []]
+    others = [one for one in results if one.get("type") not in JUDGMENTS]
+    return list(dict.fromkeys(str(one.get("from_name") or one.get("type")) for one in others))
 
 
 def _is_items(value: Any) -> bool:
@@ -223,7 +256,7 @@ def _results(annotation: JsonObject, names: Sequence[str]) -> Iterator[Judgment]
 
 def _result_tiers(result: JsonObject, names: Sequence[str]) -> Tiers | None:
     value = result.get("value")
-    if result.get("type") not in ("pairwise", "ranker"):
+    if result.get("type") not in JUDGMENTS:
         return None
     if not isinstance(value, dict):
         raise InputError(f"A result of Label Studio has the value {value!r:.80}", EXPORT_AGAIN)
@@ -334,7 +367,12 @@ def _order(name: str) -> tuple[int, str]:
     return (int(end), "") if end.isdigit() else (0, end)
 
 
-def _prompt_of(fields: JsonObject, names: Sequence[str]) -> Any:
+def _unread(values: JsonObject, read: Collection[str]) -> list[str]:
+    """The names under which there is something that was not read."""
+    return [name for name, one in values.items() if name not in read and one not in EMPTY]
+
+
+def _prompt_name(fields: JsonObject, names: Sequence[str]) -> str:
     rest = {
         name: value
         for name, value in fields.items()
@@ -348,4 +386,4 @@ def _prompt_of(fields: JsonObject, names: Sequence[str]) -> Any:
             f"Which of the fields {sorted(rest)} is the prompt?",
             f"Call it prompt, and leave no other called {', '.join(PROMPTS[1:])}.",
         )
-    return rest[known[0]]
+    return known[0]

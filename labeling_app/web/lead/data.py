@@ -13,7 +13,7 @@ from starlette.background import BackgroundTask
 
 from labeling_app.annotators.users import User
 from labeling_app.data_io.exporting import Format
-from labeling_app.data_io.fields import ignored_in_words
+from labeling_app.data_io.fields import ignored_in_words, read_in_words
 from labeling_app.data_io.importing import source_for
 from labeling_app.db.board.overlap import num_for_everybody
 from labeling_app.db.imports.unfinished import num_hidden
@@ -172,7 +172,8 @@ def _imported(name: str, report: Payload) -> str:
     if report["checks_not_made"]:
         refused = counted(report["checks_not_made"], "check")
         said += f" {refused} not made: {report['first_not_made'][0]}"
-    return f"{said} {ignored_in_words(report['ignored_fields'])}".rstrip()
+    read = read_in_words(report["read_fields"], report["judgments_by"], report["unfinished"])
+    return " ".join(filter(None, (said, read, ignored_in_words(report["ignored_fields"]))))
 
 
 def _replaced(report: Payload) -> str:

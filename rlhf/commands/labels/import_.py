@@ -99,10 +99,12 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """What is new, what was left out and why, and what the database holds now."""
-    from labeling_app.data_io.fields import ignored_in_words
+    from labeling_app.data_io.fields import ignored_in_words, read_in_words
 
     held = result["in_db"]
     lines = [f"{_imported(result)}{_left_out(result)}."]
+    if read := read_in_words(result["read_fields"], result["judgments_by"], result["unfinished"]):
+        lines.append(read)
     if ignored := ignored_in_words(result["ignored_fields"]):
         lines.append(ignored)
     if settings.replace:

@@ -164,10 +164,17 @@ def test_fields_that_are_not_read_are_named_once_with_their_lines(tmp_path, run_
     }  # fmt: skip
 
 
+def test_messages_beside_a_preference_are_not_read():
+    ours = [{"role": "user", "content": "Another question?"}]
+    line = {"prompt": "Hi?", "messages": ours, "chosen": "yes", "rejected": "no"}
+    entry = read_entry(line, Defaults())
+    assert (entry.prompt.text, entry.ignored) == ("Hi?", ("messages",))
+
+
 def test_few_of_many_names_are_said():
     report = Report()
     for number in range(300):
-        report.ignore({f"field-{number:03}": 1})
+        report.count("ignored_fields", {f"field-{number:03}": 1})
     assert len(report.ignored_fields) == 200
     said = ignored_in_words(report.ignored_fields)
     assert said.startswith("Fields that were not read: field-000 (1 line), ")

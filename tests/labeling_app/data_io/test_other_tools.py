@@ -79,6 +79,24 @@ def test_columns_of_argilla_are_read_and_drafts_are_left_out() -> None:
     assert judged(FLAT) == [("argilla-u1", [["yes"], ["no"]])]
 
 
+def test_what_was_not_read_of_a_record_is_kept_with_it() -> None:
+    said = {"value": ["too long"], **BY_U1}
+    flat = {**FLAT, "topic": "t", "why.responses": ["x"], "why.responses.users": ["u1"]}
+    flat |= {"why.responses.status": ["submitted"], "metadata.score": 0.5}
+    comment = {"type": "textarea", "from_name": "comment", "value": {"text": ["so"]}}
+    task = copy.deepcopy(PAIRWISE)
+    task["data"]["topic"], task["predictions"] = "t", [{"result": []}]
+    task["annotations"][0]["result"].append(comment)
+    nested = {**ARGILLA, "metadata": {"a": 1}}
+    nested["responses"] = {**ARGILLA["responses"], "why": [said, {**said, "status": "draft"}]}
+    entries = [read_entry(one, Defaults()) for one in (flat, nested, task)]
+    assert [(one.ignored, one.exported.num_unfinished) for one in entries] == [
+        (("topic", "why", "best.suggestion", "metadata.score"), 1),
+        (("comment", "why", "suggestions", "metadata"), 1),
+        (("topic", "comment", "predictions"), 1),
+    ]
+
+
 @pytest.mark.parametrize("status", ["draft", "discarded"])
 def test_a_record_whose_answers_were_not_submitted_is_a_task(status: str) -> None:
     assert judged({**FLAT, "best.responses.status": [status] * 2}) == []
@@ -205,7 +223,13 @@ def test_an_array_is_imported_with_annotators_and_times(
     file, db = tmp_path / "project.json", tmp_path / "labels.db"
     file.write_text(json.dumps([PAIRWISE, ranker(["m2", "m3", "m1"])], indent=1))
     assert main(["import", str(file), "--db", str(db)]) == 0
-    assert "Imported 2 rankings of 1 prompt" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Imported 2 rankings of 1 prompt" in said
+    assert (
+        "Fields that were read: answer1 (1 line), answer2 (1 line), items (1 line), "
+        "prompt (1 line), question (1 line). Annotators: ann@example.org (1 judgment), "
+        "label-studio-4 (1 judgment). Drafts, discarded and skipped answers left out: 1."
+    ) in said
     with Store(db) as store:
         query = "SELECT annotator, created_at, duration_ms FROM rankings ORDER BY seq"
         rows = list(store.connections.db.query(query))

@@ -22,6 +22,9 @@ IMPORTED = {
     "bad_lines": 0,
     "first_bad": [],
     "ignored_fields": {},
+    "read_fields": {},
+    "judgments_by": {},
+    "unfinished": 0,
     "in_db": {"prompts": 2301, "responses": 4602, "rankings": 2303},
 }
 HOLDS = "labels.db holds 2,301 prompts, 4,602 responses and 2,303 rankings."

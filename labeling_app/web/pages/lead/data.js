@@ -82,7 +82,7 @@ function show(found, name) {
   preview.querySelector('h3').textContent =
     `${name}: ${found.is_whole ? lines : `the first ${lines}`}, ${found.bad_lines.toLocaleString('en')} bad`;
   list(preview.querySelector('.bad'), found.first_bad);
-  preview.querySelector('.ignored').textContent = found.ignored;
+  for (const part of ['splits', 'read', 'ignored']) preview.querySelector(`.${part}`).textContent = found[part];
   preview.querySelector('.choice').hidden = found.is_whole && !found.bad_lines;
   const body = preview.querySelector('tbody');
   body.replaceChildren();

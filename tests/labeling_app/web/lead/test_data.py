@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 from tempfile import gettempdir
 
-import anyio
 import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,70 +17,9 @@ import pytest
 
 from labeling_app.data_io.reading import Part, read_rows
 from labeling_app.db.store import Store
-from labeling_app.web.lead import data
 from rlhf.cli import main
 from tests.labeling_app.conftest import fill_up
-
-HOSTILE = "<script>window.hacked = 1</script>${window.hacked = 1}"
-GOOD = {"prompt": HOSTILE, "responses": ["good", "bad"], "tiers": [[0], [1]]}
-
-
-def jsonl(*lines: dict) -> bytes:
-    return "\n".join(json.dumps(line) for line in lines).encode()
-
-
-async def upload(client: httpx.AsyncClient, name: str, content: bytes) -> str:
-    """Send a file in two pieces. Returns its id."""
-    begun = await client.post("/lead/data/upload", json={"name": name, "size": len(content)})
-    assert begun.status_code == 200, begun.text
-    one, half = begun.json()["id"], len(content) // 2
-    for at, piece in ((0, content[:half]), (half, content[half:])):
-        sent = await client.post(f"/lead/data/upload/{one}/{at}", content=piece)
-        assert sent.json() == {"received": at + len(piece)}
-    return one
-
-
-def importing(name: str, content: bytes, **fields: str):
-    """Upload, preview, import, and wait for the end: the preview and the last state."""
-
-    async def run(client: httpx.AsyncClient) -> list[dict]:
-        chosen = {"id": await upload(client, name, content), **fields}
-        shown = (await client.post("/lead/data/preview", json=chosen)).json()
-        begun = await client.post("/lead/data/import", json=chosen)
-        assert begun.json() == {"say": f"Importing {name} …"}
-        for _ in range(600):
-            state = (await client.get("/lead/data/import")).json()
-            if state["over"]:
-                return [shown, state]
-            await asyncio.sleep(0.1)
-        pytest.fail("the import did not end")
-
-    return run
-
-
-def test_a_file_is_previewed_and_then_imported(ask, store):
-    shown, state = ask(importing("mine.jsonl", jsonl(GOOD), split="test", annotator="ann"))
-    assert shown["rows"] == [
-        {
-            "line": "1",
-            "prompt": HOSTILE,
-            "responses": ["good", "bad"],
-            "rankings": ["A > B"],
-            "split": "test",
-            "source": "mine",
-        }
-    ]
-    assert (shown["lines"], shown["bad_lines"], shown["is_whole"]) == (1, 0, True)
-    assert state["say"] == "Imported mine.jsonl: 1 prompt, 2 responses, 1 ranking."
-    [record] = store.ranked_prompts()
-    assert (record.prompt.source, record.rankings[0].annotator) == ("mine", "ann")
-
-
-def test_fields_that_are_not_read_are_said_before_and_after_the_import(ask):
-    shown, state = ask(importing("mine.jsonl", jsonl({**GOOD, "promt": HOSTILE, "topic": "en"})))
-    said = "Fields that were not read: promt (1 line), topic (1 line)."
-    assert shown["ignored"] == said
-    assert state["say"] == f"Imported mine.jsonl: 1 prompt, 2 responses, 1 ranking. {said}"
+from tests.labeling_app.web.lead.files import GOOD, HOSTILE, importing, jsonl, upload
 
 
 def left_over() -> list[str]:
@@ -108,32 +46,6 @@ def test_nothing_is_left_of_an_imported_file_and_a_downloaded_export(own_folder,
         return left_over()
 
     assert ask(run) == before
-
-
-def test_a_preview_is_short(ask):
-    lines = [{"prompt": "x" * 400, "responses": ["y" * 400, f"{n}"]} for n in range(6)]
-    shown, _ = ask(importing("mine.jsonl", jsonl(*lines)))
-    assert (shown["lines"], len(shown["rows"])) == (6, 5)
-    assert shown["rows"][0]["prompt"] == "x" * 300
-    assert shown["rows"][0]["responses"] == ["y" * 300, "0"]
-
-
-def test_a_preview_that_takes_too_long_ends(ask, monkeypatch):
-    async def endless(job: dict) -> dict:
-        return await anyio.sleep_forever()
-
-    monkeypatch.setattr(data, "MAX_PREVIEW_SECONDS", 0.01)
-    monkeypatch.setattr(data, "run_job", endless)
-
-    async def run(client: httpx.AsyncClient) -> list[httpx.Response]:
-        chosen = {"id": await upload(client, "mine.jsonl", jsonl(GOOD))}
-        return [await client.post("/lead/data/preview", json=chosen)]
-
-    [answer] = ask(run)
-    assert answer.json()["error"] == (
-        "Reading mine.jsonl takes more than 0.01 s. Import it on the server: rlhf import FILE "
-        "--db DB"
-    )
 
 
 def test_a_later_export_replaces_the_earlier_under_one_name_with_the_command_line(
@@ -217,26 +129,6 @@ def test_what_is_chosen_for_a_file_is_checked(fields, ask, store):
         return [answer.status_code for answer in sent]
 
     assert ask(run) == [400, 400]
-    assert store.counts()["prompts"] == 0
-
-
-def test_a_preview_stores_nothing(ask, store):
-    async def run(client: httpx.AsyncClient) -> list[httpx.Response]:
-        chosen = {"id": await upload(client, "mine.jsonl", jsonl(GOOD))}
-        return [await client.post("/lead/data/preview", json=chosen)]
-
-    [answer] = ask(run)
-    assert answer.status_code == 200
-    assert store.counts()["prompts"] == 0
-
-
-def test_bad_lines_are_listed_and_left_out_only_if_asked(ask, store):
-    content = jsonl(GOOD, {"prompt": 3}, {"prompt": "Hi?"})
-    shown, state = ask(importing("mine.jsonl", content))
-    assert shown["bad_lines"] == 1
-    assert shown["first_bad"][0].startswith("mine.jsonl:2: ")
-    assert state["error"].startswith("mine.jsonl:2: ")
-    assert state["error"].endswith("To leave out bad lines, choose that, and import.")
     assert store.counts()["prompts"] == 0
 
 
