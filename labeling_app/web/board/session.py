@@ -244,14 +244,14 @@ class Board:
             return f"{what} reserved for other people until {clock}. Reload the page then."
         if not self.store.counts()["tasks"]:
             problem = "There is nothing to rank yet: no prompt has two responses."
-            return f"{problem} Tasks appear here by themselves once a lead has added them."
+            return f"{problem} Tasks appear here by themselves as soon as there are some."
         return "You have ranked everything. Thank you!"
 
     def _lead_link(self) -> tuple[str, str]:
         """Words and address of what a lead may do when there is no task; others do not see it."""
         if self.store.counts()["tasks"]:
             return "See how people agree", "/lead/quality"
-        return "Add prompts and responses", "/lead/data"
+        return "See what has to be done first", "/lead/data"
 
 
 def refusal(error: str, *, retry: bool = False) -> Payload:

@@ -50,9 +50,9 @@ def test_without_tasks_the_board_says_who_adds_them(board):
     screen = ask(board, "ann", {"op": "next"})
     assert screen["nothing_left"] == (
         "There is nothing to rank yet: no prompt has two responses. Tasks appear here by "
-        "themselves once a lead has added them."
+        "themselves as soon as there are some."
     )
-    assert screen["lead_link"] == ("Add prompts and responses", "/lead/data")
+    assert screen["lead_link"] == ("See what has to be done first", "/lead/data")
 
 
 def test_tasks_reserved_by_others_are_not_reported_as_nothing_left(board, queue, fill):

@@ -12,6 +12,7 @@ from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
 from labeling_app.web.access.sign_in import COOKIE
 from labeling_app.web.app import add_lead_pages
 from labeling_app.web.board.session import Board
+from labeling_app.web.runs import routes as runs
 from policies.serving.thumbs.comparison import compare_thumbs
 from tests.labeling_app.conftest import run_async
 
@@ -25,9 +26,14 @@ def ask(store, queue) -> Callable[..., list[httpx.Response]]:
     for role in ROLES:
         users.add(role, role, "long enough")
 
-    async def send_all(requests: Requests | Callable, sender: str) -> list[httpx.Response]:
+    async def send_all(
+        requests: Requests | Callable, sender: str, has_loop: bool
+    ) -> list[httpx.Response]:
         app = FastAPI()  # without Gradio's page, which takes seconds
-        add_lead_pages(app, Board(store, queue, has_sign_in=True), 3_000_000, compare_thumbs)
+        board = Board(store, queue, has_sign_in=True)
+        frame = add_lead_pages(app, board, 3_000_000, compare_thumbs)
+        if has_loop:
+            frame.add_to_navigation("Runs", runs.PATH)
         find = user_of_cookie(users, store.secret)
         protected = AuthMiddleware(app, find_user=find, users=users, secret=store.secret)
         transport = httpx.ASGITransport(protected)
@@ -43,4 +49,9 @@ def ask(store, queue) -> Callable[..., list[httpx.Response]]:
                 answers.append(await client.request(method, path, **sent if body else {}))
             return answers
 
-    return lambda requests, sender="lead": run_async(send_all(requests, sender))
+    def send(
+        requests: Requests | Callable, sender: str = "lead", *, has_loop: bool = False
+    ) -> list[httpx.Response]:
+        return run_async(send_all(requests, sender, has_loop))
+
+    return send

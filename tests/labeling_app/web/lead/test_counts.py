@@ -14,7 +14,8 @@ from labeling_app.db.rankings import RankingCounts, ranking_counts
 from labeling_app.quality.adjudication import open_adjudication
 from rlhf.cli import main
 
-ADD = ("/lead/data", "import prompts and responses")
+PROMPTS = "No prompts yet: import a file or paste lines."
+NOTHING = "Nothing to rank yet, because no prompt has two responses."
 RANK = [("/lead/people", "invite people"), ("/", "rank yourself")]
 
 
@@ -87,27 +88,45 @@ def test_every_count_says_what_it_is_of(store, labeled, ask, tmp_path: Path, cap
     assert (manifest["rankings"], manifest["replaced_by_decisions"]) == (5, 3)
 
 
-def next_steps(answers: list[httpx.Response]) -> list[list[tuple[str, str]]]:
-    """(address, words) of the links that each page offers as the next thing to do."""
-    steps = [re.findall(r'<p class="next">.*?</p>', one.text, re.DOTALL) for one in answers]
-    return [re.findall(r'<a href="([^"]*)">([^<]*)</a>', " ".join(step)) for step in steps]
+def next_steps(answer: httpx.Response) -> tuple[str, list[tuple[str, str]]]:
+    """What a page says comes next, and the (address, words) of the links in it."""
+    steps = " ".join(re.findall(r'<p class="next">(.*?)</p>', answer.text, re.DOTALL))
+    links = re.findall(r'<a href="([^"]*)">([^<]*)</a>', steps)
+    return " ".join(re.sub(r"<[^>]*>", "", steps).split()), links
 
 
 @pytest.mark.parametrize(
-    ("num_responses", "data", "others"),
+    ("num_prompts", "has_loop", "words", "links"),
     [
-        (0, [("#import-title", "import a file or paste lines")], [ADD]),
-        (1, [("#import-title", "import lines with responses")], [ADD]),
-        (2, RANK, RANK),
+        (0, False, PROMPTS, [("/lead/data#import-title", "import a file or paste lines")]),
+        (0, True, PROMPTS, [("/lead/data#import-title", "import a file or paste lines")]),
+        (
+            1,
+            False,
+            f"{NOTHING} Import lines with responses, or sample them on the server with rlhf "
+            "generate.",
+            [("/lead/data#import-title", "Import lines with responses")],
+        ),
+        (
+            1,
+            True,
+            f"{NOTHING} The loop samples responses as soon as it has been started.",
+            [("/lead/runs", "started")],
+        ),
     ],
 )
-def test_an_empty_page_says_what_comes_next(fill, ask, num_responses, data, others):
-    if num_responses:
-        fill(1, num_responses)
-    shown = next_steps(ask([("GET", f"/lead/{page}", None) for page in ("data", "quality")]))
-    assert shown == [data, others]
-    [people] = next_steps(ask([("GET", "/lead/people", None)], sender="admin"))
-    assert people == ([] if num_responses == 2 else [ADD])
+def test_every_page_names_the_same_first_step(fill, ask, num_prompts, has_loop, words, links):
+    fill(num_prompts, 1)
+    addresses = [("GET", f"/lead/{page}", None) for page in ("data", "people", "quality")]
+    shown = [next_steps(page) for page in ask(addresses, sender="admin", has_loop=has_loop)]
+    assert shown == [(words, links)] * 3
+
+
+def test_once_there_are_tasks_the_next_step_is_to_rank(fill, ask):
+    fill(1, 2)
+    addresses = [("GET", f"/lead/{page}", None) for page in ("data", "people", "quality")]
+    data, people, quality = [next_steps(page)[1] for page in ask(addresses, sender="admin")]
+    assert (data, people, quality) == (RANK, [], RANK)
 
 
 def test_without_decisions_and_checks_there_is_one_count(store, fill, queue, ask):
