@@ -58,13 +58,16 @@ class PeoplePage:
         password = given or new_password()
         await run_sync(self.users.add, name, role, password, limiter=self._hashing)
         said = f"{name} may sign in as {role}."
-        return {"say": said} if given else _with_secret(said, "password", password)
+        if given:
+            return {"say": said, "of": name}
+        return {"say": f"{said} The password, shown only now:", "copy": password, "of": name}
 
     async def invite(self, sender: User, payload: Payload) -> Payload:
         """Make a link with which somebody new sets a password."""
         name, role = self._newcomer(sender, payload)
         token = await run_sync(self.invitations.invite, name, role)
-        return _with_link(f"{name} can set a password with this link, once, within a week:", token)
+        said = f"{name} can set a password with this link, once, within a week:"
+        return _with_link(said, token, name)
 
     async def reset(self, sender: User, payload: Payload) -> Payload:
         """Make a link with which a user sets a new password."""
@@ -74,6 +77,7 @@ class PeoplePage:
             f"{name} can set a new password with this link, once, within a week. "
             "The old one works until then:",
             token,
+            name,
         )
 
     async def withdraw(self, sender: User, payload: Payload) -> Payload:
@@ -81,7 +85,7 @@ class PeoplePage:
         name = _text(payload, "name")
         self._require_may_void_link(sender, name)
         await run_sync(self.invitations.withdraw, name)
-        return {"say": f"The link for {name} no longer works."}
+        return {"say": f"The link for {name} no longer works.", "of": name}
 
     async def change_role(self, sender: User, payload: Payload) -> Payload:
         """Give a user another role; they have to sign in again."""
@@ -188,12 +192,9 @@ def _role(payload: Payload) -> Role:
     raise InputError("There is no such role", f"Use {', '.join(ROLES)}.")
 
 
-def _with_secret(said: str, what: str, secret: str) -> Payload:
-    return {"say": f"{said} The {what}, shown only now:", "copy": secret}
-
-
-def _with_link(said: str, token: str) -> Payload:
-    return {"say": said, "link": f"{INVITATION_PATH}#{token}"}
+def _with_link(said: str, token: str, name: str) -> Payload:
+    """What the page says and lets copy, in place of what it still shows of the same person."""
+    return {"say": said, "link": f"{INVITATION_PATH}#{token}", "of": name}
 
 
 def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in: bool) -> None:
@@ -216,6 +217,7 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
             teams=all_teams(connections),
             sources=receivers_of(connections, found[:LISTED]),
             searched=source.strip(),
+            num_prompts=store.counts()["prompts"],
             num_tasks=num_for_everybody(connections),
             num_listed=LISTED if found[LISTED:] else 0,
         )

@@ -75,6 +75,7 @@ def test_a_lead_imports_previews_and_exports(lead, tmp_path):
     page.click("text=Preview")
     page.wait_for_selector(".preview:visible")
     assert "61 lines, 1 bad" in page.inner_text(".preview h3")
+    assert page.inner_text(".splits") == "60 train prompts and no test prompts."
     assert RUNS in page.inner_text(".preview tbody")
     require_good_looks(page, "preview")
     page.screenshot(path=tmp_path / "preview.png", full_page=True)
@@ -212,6 +213,41 @@ def test_an_invited_person_sets_a_password_and_ranks(lead, open_page):
     page.wait_for_selector(".said:has-text('can no longer sign in')")
     ann.goto(app.url)
     ann.wait_for_url("**/sign-in")
+
+
+@AT_A_DESK
+def test_a_link_stays_until_it_is_copied_or_another_takes_its_place(lead):
+    app, page = lead
+    page.goto(app.url + "lead/people")
+    links: list[str] = []
+
+    def shown_after(link_of: str, *names: str) -> None:
+        """Make a link, and see of whom there are links, the newest first."""
+        page.fill("#invite-name", link_of)
+        page.keyboard.press("Enter")
+        expect(page.locator(".secret p")).to_have_text(
+            [re.compile(f"^{name} can set a password with this link") for name in names]
+        )
+        expect(page.locator(".secret input").first).not_to_have_value(links[-1] if links else "")
+        links.append(page.input_value(".secret input"))
+
+    shown_after("ann", "ann")
+    shown_after("bob", "bob", "ann")
+    assert page.locator(".secret input").nth(1).input_value() == links[0]
+    require_good_looks(page, "two links")
+    page.fill("#add-name", "lea")  # is there: what is refused takes no link away
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".problem:not(:empty)")
+    page.locator(".secret button").nth(1).click()
+    expect(page.locator(".secret button")).to_have_text(["Copy", "Copied"])
+    shown_after("cem", "cem", "bob")
+    shown_after("bob", "bob", "cem")
+    assert page.locator(".secret input").nth(1).input_value() == links[2]
+    page.click("[aria-label='Withdraw cem']")
+    page.wait_for_selector(".said:has-text('The link for cem no longer works.')")
+    expect(page.locator(".secret")).to_have_count(1)
+    assert page.input_value(".secret input") == links[3]
+    assert len(set(links)) == 4
 
 
 def test_a_lead_puts_people_in_a_team_and_gives_it_a_source(lead):

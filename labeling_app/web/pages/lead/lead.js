@@ -3,15 +3,25 @@
 const all = selector => [...document.querySelectorAll(selector)];
 const one = selector => document.querySelector(selector);
 
-function say({ say = '', error = '', link = '', copy = link && location.origin + link }) {
+function say({ say = '', error = '', link = '', copy = link && location.origin + link, of = '' }) {
   one('.said').textContent = say;
   one('.problem').textContent = error;
-  const box = one('.secret');
-  box.hidden = !copy;
-  box.querySelector('button').textContent = 'Copy';
-  box.querySelector('input').value = copy;
-  if (copy) box.querySelector('input').select();
+  // What is shown only once stays until it is copied; what a newer one has made void goes.
+  for (const box of all('.secret')) if ('copied' in box.dataset || (of && box.dataset.of === of)) box.remove();
+  if (copy) showSecret(say, copy, of);
   else if (say || error) one(error ? '.problem' : '.said').scrollIntoView({ block: 'nearest' });
+}
+
+function showSecret(said, copy, of) {
+  const box = one('#secret').content.cloneNode(true).firstElementChild;
+  const field = box.querySelector('input');
+  box.dataset.of = of;
+  box.querySelector('p').textContent = said;
+  field.ariaLabel = said;
+  field.value = copy;
+  one('.said').textContent = '';
+  one('.secrets').prepend(box);
+  field.select();
 }
 
 async function answerOf(response) {
@@ -66,8 +76,15 @@ document.addEventListener('submit', async event => {
 
 document.addEventListener('click', async event => {
   if (!event.target.matches('[data-act=copy]')) return;
-  const field = one('.secret input');
+  const field = event.target.closest('.secret').querySelector('input');
   field.select();
   await navigator.clipboard.writeText(field.value).catch(() => document.execCommand('copy'));
-  event.target.textContent = 'Copied';
+  markCopied(field);
 });
+
+const markCopied = field => {
+  const box = field.closest('.secret');
+  box.dataset.copied = '';
+  box.querySelector('button').textContent = 'Copied';
+};
+document.addEventListener('copy', event => { if (event.target.matches?.('.secret input')) markCopied(event.target); });

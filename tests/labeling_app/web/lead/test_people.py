@@ -70,7 +70,7 @@ def test_a_new_link_replaces_the_old_and_a_withdrawn_one_is_void(ask):
     first, second, withdrawn = ask(
         [invite, invite, ("POST", "/lead/people/withdraw", {"name": "ann"})]
     )
-    assert said(withdrawn) == {"say": "The link for ann no longer works."}
+    assert said(withdrawn) == {"say": "The link for ann no longer works.", "of": "ann"}
     assert accept(ask, said(first)["link"], NEW) == NOT_VALID
     assert accept(ask, said(second)["link"], NEW) == NOT_VALID
 
@@ -193,7 +193,7 @@ def test_people_are_added_with_a_password_given_or_random(ask, store):
             ("POST", "/lead/people/add", {"name": "bob", "password": NEW}),
         ]
     )
-    assert said(given) == {"say": "ann may sign in as annotator."}
+    assert said(given) == {"say": "ann may sign in as annotator.", "of": "ann"}
     assert Users(store).sign_in("ann", NEW).user
     assert Users(store).sign_in("bob", said(random)["copy"]).user
     assert said(taken)["error"].startswith("There is a user 'bob' already")
