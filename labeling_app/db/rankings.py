@@ -21,6 +21,12 @@ Row = dict[str, Any]
 REPLACED = """EXISTS (
     SELECT 1 FROM tasks d JOIN rankings last ON last.task_id = d.id AND last.live = 1
     WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq))"""
+# The question of live mode that the ranking `r` is a vote on; NULL if it is none.
+TURN = """CASE WHEN r.task_id IS NULL AND r.shown IS NOT NULL THEN (
+    SELECT l.id FROM live_turns l WHERE l.prompt_id = r.prompt_id AND l.annotator = r.annotator
+    AND EXISTS (SELECT 1 FROM json_each(l.shown) s WHERE INSTR(r.tiers, s.value))) END"""
+# Of a column `turn`: what somebody says of one question counts once, be it a pick, thumbs or edits.
+TURNS_ONCE = "COUNT(*) - COUNT(turn) + COUNT(DISTINCT turn)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +198,8 @@ def num_rankings_since(
     These are the rankings after that number, and those that an import had stored before it and has
     shown since. Reads only these, however large the database is: NOT INDEXED, INDEXED BY and CROSS
     JOIN keep SQLite from starting with an annotator. Answers to checks and votes on pairs of an
-    evaluation do not count: they are not exported.
+    evaluation do not count: they are not exported. What a person says of one question of live mode
+    counts once.
 
     Args:
         connections: the database.
@@ -204,11 +211,11 @@ def num_rankings_since(
 
     def count(how: str, which: str, *numbers: int) -> int:
         query = f"""
-            SELECT COUNT(*) FROM rankings r {how}
+            SELECT {TURNS_ONCE} FROM (SELECT {TURN} AS turn FROM rankings r {how}
             CROSS JOIN annotators a ON a.name = r.annotator
             LEFT JOIN tasks t ON t.id = r.task_id
             WHERE {which} AND r.live = 1 AND r.{VISIBLE} AND COALESCE(t.purpose, 'rank') = 'rank'
-            {_is_one_of("a.kind", kinds)} {_is_one_of("a.name", annotators)}"""
+            {_is_one_of("a.kind", kinds)} {_is_one_of("a.name", annotators)})"""
         return int(connections.db.execute(query, [*numbers, *kinds, *annotators]).fetchone()[0])
 
     later = count("NOT INDEXED", "r.seq > ?", number)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labeling_app.db.connection import Connections
+from labeling_app.db.rankings import TURN, TURNS_ONCE
 
 Row = dict[str, Any]
 
@@ -31,10 +32,24 @@ def recent_rows(connections: Connections, annotator: str, limit: int) -> list[Ro
 
 
 def num_made_since(connections: Connections, began: float) -> int:
-    """How many live rankings people have made in the app since then (seconds since 1970)."""
-    query = """SELECT COUNT(*) FROM rankings
-               WHERE live = 1 AND shown IS NOT NULL AND created_at >= ?"""
+    """How many live rankings people have made in the app since then (seconds since 1970).
+
+    What they say of one question of live mode counts once.
+    """
+    query = f"""SELECT {TURNS_ONCE} FROM (SELECT {TURN} AS turn FROM rankings r
+                WHERE live = 1 AND shown IS NOT NULL AND created_at >= ?)"""
     return int(connections.db.execute(query, [began]).fetchone()[0])
+
+
+def votes_on_turns(connections: Connections, limit: int) -> list[tuple[str, str, str, str]]:
+    """(question, annotator, tiers, flags) of every vote on the latest questions of live mode."""
+    query = """
+        SELECT l.id, l.annotator, r.tiers, r.flags
+        FROM (SELECT * FROM live_turns ORDER BY created_at DESC LIMIT ?) l
+        JOIN rankings r ON r.prompt_id = l.prompt_id AND r.annotator = l.annotator AND r.live = 1
+            AND r.task_id IS NULL AND r.shown IS NOT NULL
+            AND EXISTS (SELECT 1 FROM json_each(l.shown) s WHERE INSTR(r.tiers, s.value))"""
+    return list(connections.db.execute(query, [limit]))
 
 
 def latest_rankings(connections: Connections, limit: int) -> list[Row]:

@@ -23,10 +23,12 @@ from labeling_app.db.reports import (
     latest_rankings,
     next_tasks,
     response_texts,
+    votes_on_turns,
 )
 from labeling_app.db.store import Store
 from labeling_app.quality.checks import check_scores
 from labeling_app.quality.history import in_words
+from labeling_app.quality.live_votes import LiveVotes, count_votes
 from labeling_app.quality.styles import Effect, properties_of, what_wins
 from labeling_app.rankings.agreement import (
     Interval,
@@ -123,10 +125,12 @@ class Quality:
     tau: Interval | None = None
     alpha: float | None = None
     matrix: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
-    top_by_position: list[float] = field(default_factory=list)
+    top_by_position: list[Interval] = field(default_factory=list)
     longer_wins: Interval | None = None
     effects: list[Effect] = field(default_factory=list)
     disagreements: list[Disagreement] = field(default_factory=list)
+    live: list[LiveVotes] = field(default_factory=list)
+    """Of the latest 5,000 questions of live mode."""
 
     @property
     def last_hour(self) -> int:
@@ -141,6 +145,7 @@ class OpenWork:
 
     num_open: int
     """Tasks that are not done yet; those on somebody's screen are among them."""
+    num_prompts: int
     num_tasks: int
     """All tasks for everybody, done or not; checks and decisions of leads are not among them."""
     next_tasks: list[tuple[str, str]]
@@ -152,6 +157,7 @@ def open_work(store: Store) -> OpenWork:
     following = next_tasks(store.connections, SHOWN_NEXT)
     return OpenWork(
         num_open=num_open(store.connections),
+        num_prompts=store.counts()["prompts"],
         num_tasks=num_for_everybody(store.connections),
         next_tasks=[(_shortened(messages), reason) for messages, reason in following],
     )
@@ -198,6 +204,7 @@ def measure_quality(store: Store) -> Quality:
         longer_wins=mean_interval(longer),
         effects=_effects(store, judgments),
         disagreements=_disagreements(store, shared),
+        live=count_votes(votes_on_turns(store.connections, LATEST)),
     )
 
 

@@ -143,10 +143,11 @@ def mean_interval(
     return mean, low, high
 
 
-def top_share_by_position(rankings: Sequence[tuple[Tiers, Sequence[str]]]) -> list[float]:
+def top_share_by_position(rankings: Sequence[tuple[Tiers, Sequence[str]]]) -> list[Interval]:
     """How often the response shown at each position was put on top; a shared top counts in parts.
 
-    Without bias every position of K gets 1/K. Only rankings of the commonest K count.
+    Without bias every position of K gets 1/K. Only rankings of the commonest K count. Each share
+    has its interval over rankings, as of `mean_interval`.
 
     Args:
         rankings: (tiers, order shown) of each ranking.
@@ -155,12 +156,10 @@ def top_share_by_position(rankings: Sequence[tuple[Tiers, Sequence[str]]]) -> li
         return []
     sizes = [len(shown_order) for _, shown_order in rankings]
     size = max(set(sizes), key=sizes.count)
-    shares = np.zeros(size)
-    used = [(tiers, shown_order) for tiers, shown_order in rankings if len(shown_order) == size]
-    for tiers, shown_order in used:
-        for response in tiers[0]:
-            shares[shown_order.index(response)] += 1 / len(tiers[0])
-    return [float(share) for share in shares / len(used)]
+    used = [(tiers[0], shown_order) for tiers, shown_order in rankings if len(shown_order) == size]
+    credits = [[(one in top) / len(top) for one in shown_order] for top, shown_order in used]
+    shares = (mean_interval(of_position) for of_position in zip(*credits, strict=True))
+    return [share for share in shares if share is not None]
 
 
 def longer_wins(tiers: Tiers, lengths: dict[str, int]) -> list[float]:

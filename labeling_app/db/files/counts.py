@@ -1,4 +1,4 @@
-"""The step of the schema by which pages count what a policy has served, and votes on evaluations.
+"""The steps of the schema by which pages count what a policy has served, and people's votes.
 
 Answers to apps are deleted after some days: those outside comparisons are counted as they are
 stored, as in `totals`.
@@ -26,3 +26,6 @@ COUNTS = (
             WHERE model = {_MODEL.format("NEW")}; END""",
     "CREATE INDEX tasks_compared ON tasks (purpose) WHERE purpose = 'compare'",
 )
+
+# By which a vote finds the question of live mode that it is on.
+LIVE_VOTES = ("CREATE INDEX live_turns_of_prompt ON live_turns (prompt_id, annotator)",)

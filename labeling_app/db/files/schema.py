@@ -15,7 +15,7 @@ people are still wanted) with its partial index is the queue, and `totals` and `
 by triggers so that nobody counts rows.
 """
 
-from labeling_app.db.files.counts import COUNTS
+from labeling_app.db.files.counts import COUNTS, LIVE_VOTES
 from labeling_app.db.files.import_names import IMPORT_NAMES
 from labeling_app.db.files.imported_judgments import IMPORTED_JUDGMENTS
 from labeling_app.db.files.own_work import INDEXED_PLACES, OWN_WORK
@@ -395,4 +395,5 @@ STEPS: dict[str, tuple[str, ...]] = {
     "022_own_work": OWN_WORK,
     "023_indexed_places": INDEXED_PLACES,
     "024_counts": COUNTS,
+    "025_live_votes": LIVE_VOTES,
 }

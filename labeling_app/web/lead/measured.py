@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 from anyio import to_process, to_thread
 from jinja2 import Environment
@@ -30,6 +31,9 @@ TABLES = "lead/measured.html"
 # A page that comes later than this feels broken; one with the numbers before doesn't.
 PATIENCE_SECONDS = 0.15
 REST = 3.0
+TOO_FEW = "too few to say"
+# The 95 % interval of a share (Wilson, 1927) is wider after one answer, or two that differ.
+WIDEST = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,12 @@ def measure(path: Path) -> Measured:
     tables = (
         _templates()
         .get_template(TABLES)
-        .render(quality=quality, pseudonyms=pseudonyms, too_fast=TOO_FAST_CHARACTERS_PER_SECOND)
+        .render(
+            quality=quality,
+            pseudonyms=pseudonyms,
+            too_fast=TOO_FAST_CHARACTERS_PER_SECOND,
+            is_known=is_known,
+        )
     )
     seconds = time.perf_counter() - began
     return Measured(state=state, quality=quality, tables=tables, at=at, seconds=seconds)
@@ -150,22 +159,33 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.0f}\u00a0%"
 
 
+def is_known(value: Interval, scale: float = 1.0) -> TypeGuard[tuple[float, float, float]]:
+    """Whether a number says enough to be shown: its interval covers at most `WIDEST` of its scale.
+
+    Args:
+        value: the number with its interval, if it has one.
+        scale: how far the number's largest value is from its smallest.
+    """
+    _, low, high = value
+    return low is not None and high is not None and high - low <= WIDEST * scale
+
+
 def _interval(value: Interval | None) -> str:
     if value is None:
         return "–"
+    if not is_known(value):
+        return TOO_FEW
     mean, low, high = value
-    if low is None or high is None:
-        return _percent(mean)
     return f"{_percent(mean)} ({100 * low:.0f}–{100 * high:.0f})"
 
 
 def _coefficient(value: Interval | None) -> str:
     if value is None:
         return "–"
+    if not is_known(value, scale=2.0):
+        return TOO_FEW
     mean, low, high = value
-    return (
-        f"{mean:z.2f}" if low is None or high is None else f"{mean:z.2f} ({low:z.2f}–{high:z.2f})"
-    )
+    return f"{mean:z.2f} ({low:z.2f} to {high:z.2f})"
 
 
 FILTERS: dict[str, Callable[..., str]] = {

@@ -128,7 +128,10 @@ def test_new_rankings_are_counted_without_reading_the_others(store):
     who = {"kinds": ["human", "ai"], "annotators": ["ann"]}
     num_rankings_since(store.connections, 7, after_import=3, **who)
     store.connections.db.conn.set_trace_callback(None)
-    later, shown_since = (plan_of(store, count) for count in seen)
+    # the questions of live mode among those rankings, and the answers to one of them
+    harmless = {"USE TEMP B-TREE FOR count(DISTINCT)", "SCAN s VIRTUAL TABLE INDEX 1:"}
+    plans = (plan_of(store, count) for count in seen)
+    later, shown_since = ([step for step in plan if step not in harmless] for plan in plans)
     assert later[0] == "SEARCH r USING INTEGER PRIMARY KEY (rowid>?)"
     assert shown_since[0].startswith("SEARCH r USING INDEX rankings_of_import (import_id>?")
     assert not [step for step in later + shown_since if step.startswith("SCAN")]

@@ -46,7 +46,7 @@ def test_numbers(labelled):
     # Places 1,1 | 2,2 | 1,2 | 2,1 with n1 = n2 = 4: D_o = 4/8, D_e = 4/7, α = 1 - 7/8.
     assert quality.alpha == pytest.approx(0.125)
     assert quality.longer_wins[0] == 0.75
-    assert sum(quality.top_by_position) == pytest.approx(1.0)
+    assert sum(share for share, _, _ in quality.top_by_position) == pytest.approx(1.0)
     evil, ann = sorted(quality.people, key=lambda person: person.name)
     assert (ann.name, ann.done, ann.median_seconds) == ("ann", 2, 2.0)
     assert ann.too_fast == 1.0  # 505 characters in 2 s
@@ -55,6 +55,17 @@ def test_numbers(labelled):
     [worst] = quality.disagreements
     assert (worst.prompt, worst.agreement) == ("second", 0.0)
     assert worst.answers == ["A > B", "B > A"]
+
+
+def test_what_too_few_tasks_say_is_not_shown_as_a_number(labelled):
+    quality, page = measure_quality(labelled), quality_page(labelled)
+    for person in quality.people:
+        low, high = person.reliability[1:]
+        assert high - low > 0.75
+    # of both people: agreement with others and reliability
+    assert page.count("<td>too few to say</td>") == 4
+    assert "<dd>too few to say</dd>" in page  # agreement on pairs
+    assert page.count('too few to say<i class="tall-0">') == 2  # the bars of both places
 
 
 def test_the_page_escapes_everything(labelled):

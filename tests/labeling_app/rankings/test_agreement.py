@@ -128,8 +128,12 @@ def test_position_bias():
         ([["a"], ["b"]], ["a", "b"]),
         ([["a"], ["b"], ["c"]], ["a", "b", "c"]),  # another K: left out
     ]
-    assert top_share_by_position(rankings) == [2.5 / 4, 1.5 / 4]
+    assert top_share_by_position(rankings) == [(2.5 / 4, None, None), (1.5 / 4, None, None)]
     assert top_share_by_position([]) == []
+    # 400 coin flips: ½ ± 0.049, as above
+    first, second = top_share_by_position([rankings[0], rankings[1]] * 200)
+    assert first == pytest.approx((0.5, 0.451, 0.549), abs=0.01)
+    assert second == pytest.approx((0.5, 0.451, 0.549), abs=0.01)
 
 
 def test_length_bias():

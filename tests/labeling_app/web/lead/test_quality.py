@@ -10,7 +10,7 @@ import pytest
 from labeling_app.data_io.exporting import export
 from labeling_app.db.imports.unfinished import importing
 from labeling_app.db.queue import Submission
-from labeling_app.web.lead.measured import Measured, Measurements, measure
+from labeling_app.web.lead.measured import FILTERS, Measured, Measurements, measure
 from rlhf.errors import InputError
 from rlhf.records.jsonl import read_jsonl
 from tests.labeling_app.conftest import quality_page, run_async
@@ -211,3 +211,18 @@ def test_the_page_says_how_much_is_open_now(ask, rank):
     assert open_tasks() == "4 of 4"
     rank(1)
     assert open_tasks() == "3 of 4"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("interval", None, "–"),
+        ("interval", (0.82, 0.01, 0.99), "too few to say"),
+        ("interval", (0.82, None, None), "too few to say"),
+        ("interval", (0.75, 0.30, 0.95), "75\u00a0% (30–95)"),  # three of four
+        ("coefficient", (0.56, -0.11, 1.0), "0.56 (-0.11 to 1.00)"),
+        ("coefficient", (0.1, -0.8, 0.8), "too few to say"),
+    ],
+)
+def test_a_number_is_shown_only_with_an_interval_that_says_something(name, value, shown):
+    assert FILTERS[name](value) == shown
