@@ -136,6 +136,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     import torch
 
     from reward.model.module import RewardModule
+    from rlhf.modeling.attention.checkpointing import checkpoint_activations
     from rlhf.modeling.attention.layout import TrunkInputs, last_tokens
     from rlhf.modeling.models import new_reward_model
     from rlhf.planning.plan import Pass
@@ -144,7 +145,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
 
     classifier = new_reward_model(model, 0, 0)
     if case.checkpointing:
-        classifier.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(classifier)
     module = RewardModule(classifier)
     length = case.prompt + case.response
     reads = last_tokens(torch.full((case.sequences,), length), length)

@@ -150,6 +150,7 @@ def run_trl(lines: list[Line], held_out: list[Line], arguments: argparse.Namespa
     from datasets import Dataset
     from trl import RewardConfig, RewardTrainer
 
+    from rlhf.modeling.attention.checkpointing import checkpointing_argument
     from rlhf.modeling.tokens import load_tokenizer
     from rlhf.parallel.distributed import choose_precision
 
@@ -173,7 +174,7 @@ def run_trl(lines: list[Line], held_out: list[Line], arguments: argparse.Namespa
             weight_decay=0.0,
             max_length=None,
             bf16=choose_precision("auto") == "bf16",
-            activation_checkpointing=arguments.gradient_checkpointing,
+            **{checkpointing_argument(RewardConfig): arguments.gradient_checkpointing},
             use_cpu=not torch.cuda.is_available(),
             seed=arguments.seed,
             report_to="none",
@@ -215,6 +216,7 @@ def load_model(arguments: argparse.Namespace) -> Any:
     import torch
 
     from rlhf.modeling.adapters import add_adapters
+    from rlhf.modeling.attention.checkpointing import checkpoint_activations
     from rlhf.modeling.models import new_reward_model
 
     rank = arguments.lora_rank
@@ -223,7 +225,7 @@ def load_model(arguments: argparse.Namespace) -> Any:
     if rank:
         add_adapters(model, rank, 2 * rank, arguments.seed)
     if arguments.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
     return model
 
 

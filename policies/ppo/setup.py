@@ -29,6 +29,7 @@ from policies.reference.store import ReferenceRow, ReferenceStore
 from policies.rewards import load_reward
 from policies.sampling.engines import new_sampler
 from rlhf.errors import ConfigError
+from rlhf.modeling.attention.checkpointing import checkpoint_activations
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.gathered_model import GatheredModel
@@ -296,7 +297,7 @@ def _equip(model: PreTrainedModel, settings: PPOSettings, accelerator: Accelerat
         words = f"Sequences are padded, which takes longer: {obstacle}."
         accelerator.print(words, file=sys.stderr)
     if settings.batch.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
     model.train(settings.batch.gradient_checkpointing)
 
 

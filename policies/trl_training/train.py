@@ -28,6 +28,7 @@ from policies.trl_training.clock import StepClock
 from policies.trl_training.memory import keep_freed_memory
 from policies.trl_training.settings import TrainerSettings
 from rlhf.errors import ConfigError, GuardError, InputError
+from rlhf.modeling.attention.checkpointing import checkpointing_argument
 from rlhf.modeling.models import save_model
 from rlhf.modeling.tokens import encode_prompt
 from rlhf.parallel.distributed import choose_precision
@@ -70,7 +71,7 @@ def trainer_arguments(settings: TrainerSettings, kind: type[Arguments], **more: 
         "warmup_steps": settings.warmup_fraction,
         "lr_scheduler_type": "linear",
         "max_length": None,
-        "activation_checkpointing": settings.gradient_checkpointing,
+        checkpointing_argument(kind): settings.gradient_checkpointing,
         "bf16": choose_precision(settings.precision) == "bf16",
         "use_cpu": on_cpu,
         "dataloader_pin_memory": not on_cpu,

@@ -41,6 +41,7 @@ from reward.training.step import TrainState, fit_thresholds, score_groups, take_
 from rlhf.diagnose import as_input_error
 from rlhf.errors import GuardError
 from rlhf.modeling.adapters import add_adapters, four_bits
+from rlhf.modeling.attention.checkpointing import checkpoint_activations
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.models import is_reward_model, new_reward_model
 from rlhf.modeling.pairs import has_token_types
@@ -216,7 +217,7 @@ def _build_state(
     classifier = _load_classifier(settings, accelerator, pad_id, sharding)
     classifier.config.reads_thinking = settings.data.reads_thinking  # saved, for scoring
     if settings.batch.gradient_checkpointing:
-        classifier.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(classifier)
     module = RewardModule(classifier, token_types=has_token_types(tokenizer))
     obstacle = share_prompts(classifier) if settings.batch.share_prompt else None
     if obstacle:

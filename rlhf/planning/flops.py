@@ -21,6 +21,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from rlhf.modeling.attention.checkpointing import checkpoints_activations
 from rlhf.modeling.attention.layout import Segments
 
 READS_HIDDEN = {  # the projections at the beginning of a layer, by the families' names
@@ -111,7 +112,7 @@ def _count_trunk(trunk: nn.Module, arguments: tuple[Any, ...], named: dict[str, 
     _done.passes += 1
     _done.flops += trunk_flops(sizes, rows * length, pairs)
     if torch.is_grad_enabled() and sizes.trained:
-        again = getattr(trunk, "is_activation_checkpointing", False) and trunk.training
+        again = checkpoints_activations(trunk) and trunk.training
         _done.flops += backward_flops(sizes, rows * length, pairs)
         if again:
             _done.flops += 2.0 * rows * length * sizes.recomputed + 4.0 * sizes.query_width * pairs

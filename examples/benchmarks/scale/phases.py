@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from rlhf.modeling import log_probs
+from rlhf.modeling.attention.checkpointing import checkpoint_activations
 from rlhf.modeling.log_probs import SCORE_BATCH, Sequences, response_log_probs
 from rlhf.modeling.models import load_config
 from rlhf.parallel.master_weights import MasterOptimizer
@@ -72,7 +73,7 @@ def build(case: Case) -> tuple[PolicyAndCritic, nn.Module, Any]:
         for kind in (AutoModelForCausalLM, *[AutoModelForSequenceClassification] * 2)
     )
     for model in (policy, critic) if case.checkpointing else ():
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
     module = PolicyAndCritic(policy, critic, 0.0)
     module.train(case.checkpointing)
     optimizer: Any = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=True)

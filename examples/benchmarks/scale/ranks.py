@@ -36,6 +36,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from policies.ppo.models.actor_critic import PolicyAndCritic, call_with_root_gathered
 from reward.model.module import RewardModule
 from rlhf.modeling import log_probs
+from rlhf.modeling.attention.checkpointing import checkpoint_activations
 from rlhf.modeling.attention.layout import TrunkInputs, last_tokens
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_config
@@ -129,7 +130,7 @@ def build(case: Case) -> tuple[RewardModule | PolicyAndCritic, torch.optim.Optim
         kind.from_config(config, dtype=torch.float32, trust_remote_code=False) for kind in kinds
     )
     for model in (classifier, *policies) if case.checkpointing else ():
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
     module: RewardModule | PolicyAndCritic = RewardModule(classifier)
     if policies:
         module = PolicyAndCritic(policies[0], classifier, 0.0)
