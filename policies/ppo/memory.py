@@ -14,9 +14,11 @@ from rlhf.config.paths import with_changes
 from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import adapter_rank
 from rlhf.parallel.distributed import choose_precision
+from rlhf.parallel.settings import MemoryKind
 from rlhf.parallel.sharding import Sharding
 from rlhf.planning.plan import (
     GIB,
+    Item,
     Plan,
     PPOBatch,
     SampleBatch,
@@ -25,7 +27,8 @@ from rlhf.planning.plan import (
     rows_in_pass,
 )
 from rlhf.planning.planner import read_shape, tensor_parallel_shape
-from rlhf.planning.ppo_plan import Critic, Roles, ppo_plan, trained_parameters
+from rlhf.planning.ppo_plan import Critic, Roles, bytes_at_output, ppo_plan, trained_parameters
+from rlhf.planning.strategies import Option, Sizes, gathered_bytes, sizes_of_policy_and_critic
 from rlhf.ranks import world_size
 from rlhf.run.preflight import disk_bytes_of
 from rlhf.run.rundir import RunDir
@@ -133,27 +136,47 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
         processes = parts = 1
     rollout = max(1, settings.batch.episodes_per_step // processes)
     episodes, rows = sequences_in_pass(settings, rollout, prompt + new)
-    return ppo_plan(
-        tensor_parallel_shape(read_shape(settings.model), tensor_parallel),
-        tensor_parallel_shape(read_shape(critic), tensor_parallel),
-        PPOBatch(
-            SampleBatch(settings.sampling.batch_size, prompt, new),
-            episodes=episodes,
-            reference_rows=rows,
-            rollout=rollout,
-            texts=_texts(settings, processes),
-        ),
-        bf16=choose_precision(settings.precision) == "bf16",
-        checkpointing=settings.batch.gradient_checkpointing,
-        roles=roles,
-        layout=ShardLayout(
-            settings.sharding,
-            parts,
-            settings.parallel.offload,
-            processes,
-            bf16_weights=settings.precision == "bf16-weights",
-        ),
+    shape = tensor_parallel_shape(read_shape(settings.model), tensor_parallel)
+    reward = tensor_parallel_shape(read_shape(critic), tensor_parallel)
+    batch = PPOBatch(
+        SampleBatch(settings.sampling.batch_size, prompt, new),
+        episodes=episodes,
+        reference_rows=rows,
+        rollout=rollout,
+        texts=_texts(settings, processes),
     )
+    layout = ShardLayout(
+        settings.sharding,
+        parts,
+        settings.parallel.offload,
+        processes,
+        bf16_weights=settings.precision == "bf16-weights",
+    )
+    bf16 = choose_precision(settings.precision) == "bf16"
+    checkpointing = settings.batch.gradient_checkpointing
+    how = {"bf16": bf16, "checkpointing": checkpointing}
+    plan = ppo_plan(shape, reward, batch, **how, roles=roles, layout=layout)
+    if roles.lora_rank or parts == 1 or not layout.shards_weights:
+        return plan  # of models under adapters the parts that are gathered are not counted
+    how["bf16_weights"] = layout.bf16_weights
+    sizes = sizes_of_policy_and_critic(shape, reward if roles.critic == "own" else None)
+    return _add_gathered(plan, layout, sizes, bytes_at_output(shape, batch, **how), bf16=bf16)
+
+
+def _add_gathered(
+    plan: Plan, layout: ShardLayout, sizes: Sizes, at_output: float, *, bf16: bool
+) -> Plan:
+    """A plan with the parts of models that each phase gathers."""
+    option = Option("", layout.strategy, layout.bf16_weights)
+    sharded = option, sizes, layout.parts
+    why = "layers and embeddings, one after the other, and gradients on their way"
+    phases = {}
+    for phase, items in plan.phases.items():
+        computed = sum(item.size for item in items if item.state is MemoryKind.ACTIVATIONS)
+        needs = gathered_bytes(phase, *sharded, computed, at_output=at_output, bf16=bf16)
+        more = needs - computed
+        phases[phase] = (*items, Item("gathered", more, why)) if more else items
+    return replace(plan, phases=phases)
 
 
 def sequences_in_pass(settings: PPOSettings, rollout: int, length: int) -> tuple[int, int]:

@@ -51,7 +51,7 @@ PPO:
 Reference outputs: each device holds the whole model, unless vLLM samples under FSDP.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhf.parallel.settings import BUCKET, SHARDED, MemoryKind, ReduceDtype, Strategy
 from rlhf.planning.plan import (
@@ -71,6 +71,8 @@ from rlhf.planning.sampling_plan import reference_plan
 from rlhf.planning.training_plan import reward_plan
 
 FORWARD_PHASES = (MemoryPhase.READING, MemoryPhase.MEASURING_KL)
+AUDITS = (MemoryPhase.AUDITING, MemoryPhase.AUDITING_IN_TRAINING)
+BACKWARD_PHASES = (MemoryPhase.GRADIENTS, MemoryPhase.GRADIENTS_OF_TEXTS)
 REUSED = 10**9  # weights: DeepSpeed's stage3_max_reuse_distance, as it comes
 USABLE = 0.9
 
@@ -180,11 +182,12 @@ def passing_bytes(
     gpus: int,
     activation_bytes: float,
     at_output: float = 0.0,
+    layers: int = BF16,
 ) -> float:
     """Bytes at the peak of a pass on top of the state: gathered weights, and what is computed.
 
     `activation_bytes`: activations and logits, which no option shards; `at_output`: those that are
-    there at the policy's output matrix.
+    there at the policy's output matrix. A parameter of layers is gathered in `layers` bytes.
     """
     if gpus == 1:
         return activation_bytes
@@ -192,15 +195,15 @@ def passing_bytes(
         gathered, moved = min(REUSED, sizes.trained), min(BUCKET, sizes.trained)
         return activation_bytes + FP32 * (gathered + 2 * moved)
     if option.is_fsdp:
-        layers = (3 * BF16 + BF16) * sizes.layer
+        of_layers = (3 * layers + layers) * sizes.layer
         rest = sizes.outside - sizes.matrices
         ends = BF16 if option.bf16_weights else FP32
         # the policy's output matrix is there with the buffer that it was gathered in, its gradients
         # and their copy
         output = (3 * ends + FP32) * sizes.output
-        with_output = at_output + layers + output if output else 0.0
+        with_output = at_output + of_layers + output if output else 0.0
         at_ends = max((2 * ends + FP32) * sizes.matrix, (ends + FP32) * rest)
-        return ends * rest + max(activation_bytes + layers, with_output, at_ends)
+        return ends * rest + max(activation_bytes + of_layers, with_output, at_ends)
     return activation_bytes
 
 
@@ -254,10 +257,37 @@ def sizes_of(stage: str, shape: Shape, load: Load) -> Sizes:
     if stage == "reward":
         outside = embeddings + shape.hidden
         return Sizes(shape.reward_parameters, 0, adapters, layer, outside, matrix, matrix)
-    both = shape.parameters + shape.reward_parameters
-    outside = 2 * embeddings + head + shape.hidden
-    matrices = matrix + 2 * own
-    return Sizes(both, shape.reward_parameters, 2 * adapters, layer, outside, matrices, matrix, own)
+    return replace(
+        sizes_of_policy_and_critic(shape, shape),
+        frozen=shape.reward_parameters,
+        adapters=2 * adapters,
+    )
+
+
+def sizes_of_policy_and_critic(shape: Shape, critic: Shape | None) -> Sizes:
+    """A policy and a critic of all weights, which PPO trains; None: the policy alone."""
+    embeddings = shape.vocabulary * shape.hidden
+    head = shape.parameters - shape.trunk
+    own = embeddings if head else 0  # else they are in the rest
+    policy = Sizes(
+        trained=shape.parameters,
+        layer=shape.trunk_linear / shape.layers,
+        outside=embeddings + shape.hidden + head,
+        matrices=2 * own,
+        matrix=own,
+        output=own,
+    )
+    if critic is None:
+        return policy
+    matrix = critic.vocabulary * critic.hidden
+    return replace(
+        policy,
+        trained=policy.trained + critic.reward_parameters,
+        layer=max(policy.layer, critic.trunk_linear / critic.layers),
+        outside=policy.outside + matrix + 2 * critic.hidden,  # its last norm, and the head
+        matrices=policy.matrices + matrix,
+        matrix=max(own, matrix),
+    )
 
 
 def parts_of(option: Option, load: Load, gpus: int) -> int:
@@ -318,45 +348,51 @@ def phase_bytes(
     """Bytes on each of `gpus` devices in every phase of a stage."""
     plan = plan_of(stage, option, shape, load, gpus)
     held = sum(item.size for item in plan.always)
+    sizes, parts = sizes_of(stage, shape, load), parts_of(option, load, gpus)
+    how = {"checkpointing": load.checkpointing, "bf16_weights": option.bf16_weights}
+    at_output = bytes_at_output(shape, load.ppo_batch, bf16=True, **how)
     phases = {}
     for phase, items in plan.phases.items():
         activations = sum(item.size for item in items if item.state is MemoryKind.ACTIVATIONS)
         state = sum(item.size for item in items) - activations
-        needs = _with_gathered(phase, stage, option, shape, load, gpus, activations)
+        needs = activations
+        if stage != "reference":
+            needs = gathered_bytes(phase, option, sizes, parts, activations, at_output=at_output)
+        elif parts > 1 and reads_sharded(stage, option, load):
+            needs = reading_bytes(sizes, activations, layers=FP32)
         phases[phase] = held + state + needs
     if plan.loading:
         phases[MemoryPhase.LOADING] = sum(item.size for item in plan.loading)
     return phases
 
 
-def _with_gathered(
+def gathered_bytes(
     phase: MemoryPhase,
-    stage: str,
     option: Option,
-    shape: Shape,
-    load: Load,
-    gpus: int,
+    sizes: Sizes,
+    parts: int,
     activation_bytes: float,
+    *,
+    at_output: float,
+    bf16: bool = True,
 ) -> float:
-    """What is computed in a phase, and the parts of models that are gathered for it."""
-    sizes, parts = sizes_of(stage, shape, load), parts_of(option, load, gpus)
-    if phase is MemoryPhase.GRADIENTS:
-        at_output = bytes_at_output(
-            shape,
-            load.ppo_batch,
-            bf16=True,
-            checkpointing=load.checkpointing,
-            bf16_weights=option.bf16_weights,
-        )
-        return passing_bytes(option, sizes, parts, activation_bytes, at_output)
+    """What is computed in a phase of a training, and the parts of models gathered for it.
+
+    `at_output` is for the phase that computes gradients, as in `passing_bytes`.
+    """
+    layers = BF16 if bf16 else FP32
+    if phase in BACKWARD_PHASES:
+        there = at_output if phase is MemoryPhase.GRADIENTS else activation_bytes
+        return passing_bytes(option, sizes, parts, activation_bytes, there, layers)
     if phase is MemoryPhase.STEPPING and option.strategy == "zero3":
         return activation_bytes + FP32 * sizes.trained / parts
-    if parts == 1 or stage == "reward" or not reads_sharded(stage, option, load):
+    if parts == 1 or not option.is_fsdp:
         return activation_bytes
-    if phase is MemoryPhase.AUDITING or stage == "reference":  # of the original model, in float32
+    if phase in AUDITS:  # of the original model, in float32
         return reading_bytes(sizes, activation_bytes, layers=FP32)
     if phase in FORWARD_PHASES:
         ends = BF16 if option.bf16_weights else FP32
-        copied = 0 if ends == BF16 else BF16 * sizes.matrix  # of the policy's output matrix
-        return reading_bytes(sizes, activation_bytes, ends=ends, copied=copied)
+        # of the policy's output matrix, by autocast
+        copied = BF16 * sizes.matrix if bf16 and ends == FP32 else 0
+        return reading_bytes(sizes, activation_bytes, layers=layers, ends=ends, copied=copied)
     return activation_bytes

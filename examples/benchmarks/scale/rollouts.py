@@ -1,12 +1,13 @@
-"""What one process of PPO holds at its peak: alone, and as one of two that share a model by FSDP.
+"""What one process of PPO holds at its peak, beside the plan: alone, and as one of two.
 
-Four commands run for two steps each, with the same small model of random weights: one process that
-samples with vLLM; two that gather the model to sample with `generate`; two with a whole engine
+Each layout is a run of two steps with the same small model of random weights: one process that
+samples with vLLM; two that share a model by FSDP, with float32 weights or bf16 ones, and gather it
+to sample with `generate`; two that share it by tensor parallelism; two with FSDP and a whole engine
 each; and two that share one engine, each with a part of every matrix. The peak of resident memory
-of each process comes from the kernel (VmHWM), as does that of a process that only imports torch and
-vLLM.
+of each process comes from the kernel (VmHWM), as does that of a process that only imports what the
+run imports, which the plan of `rlhf ppo --dry-run` does not count.
 
-    .venv-vllm/bin/python -P examples/benchmarks/scale/rollouts.py [--json]
+    .venv-vllm/bin/python -P examples/benchmarks/scale/rollouts.py [--layers N] [--only WORDS]
 """
 
 import argparse
@@ -22,23 +23,25 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[3]
 REAL_MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
-IMPORTS = "import torch, transformers, vllm, policies.ppo.train; from vllm import LLM"
+IMPORTS = "import policies.ppo.train, policies.ppo.setup, policies.sampling.generate"
 GIB = 2**30
+FSDP = ("--processes", "2", "--sharding", "fsdp")
+VLLM = ("--sampling.engine", "vllm")
+FP32 = ("--precision", "fp32")
 LAYOUTS = {
-    "one process, vLLM": ("--sampling.engine", "vllm"),
-    "two, FSDP, generate": ("--processes", "2", "--sharding", "fsdp"),
-    "two, FSDP, an engine each": (
-        *("--processes", "2", "--sharding", "fsdp", "--sampling.engine", "vllm"),
+    "one process, vLLM": (*FP32, *VLLM),
+    "two, FSDP, generate": (*FP32, *FSDP),
+    "two, FSDP, bf16 weights, generate": ("--precision", "bf16-weights", *FSDP),
+    "two, tensor parallel, generate": (
+        *(*FP32, "--processes", "2", "--parallel.tensor-parallel", "2"),
     ),
-    "two, FSDP, one engine": (
-        *("--processes", "2", "--sharding", "fsdp", "--sampling.engine", "vllm"),
-        *("--sampling.engine-tensor-parallel", "2"),
-    ),
+    "two, FSDP, an engine each": (*FP32, *FSDP, *VLLM),
+    "two, FSDP, one engine": (*FP32, *FSDP, *VLLM, "--sampling.engine-tensor-parallel", "2"),
 }
 
 
-def build_inputs(folder: Path) -> None:
-    """Save a model of 130 million random weights, a reward model, prompts, and stored outputs."""
+def build_inputs(folder: Path, layers: int) -> None:
+    """Save a model of random weights, a reward model, prompts, and stored outputs."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -48,9 +51,13 @@ def build_inputs(folder: Path) -> None:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(REAL_MODEL, trust_remote_code=False)
     sizes: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2304}
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 4, "num_hidden_layers": 12}
-    tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    ends = {"eos_token_id": tokenizer.eos_token_id, "tie_word_embeddings": True}
+    heads: dict[str, Any] = {
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": layers,
+    }
+    tokens: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    ends: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "tie_word_embeddings": True}
     LlamaForCausalLM(LlamaConfig(**sizes, **heads, **tokens, **ends)).save_pretrained(
         folder / "model"
     )
@@ -106,31 +113,54 @@ def peak_bytes(process: int) -> int:
     return next((int(one.split()[1]) * 1024 for one in lines if one.startswith("VmHWM")), 0)
 
 
+def planned_gib(arguments: list[str], folder: Path) -> float:
+    """The peak of each process by `--dry-run`, in GiB."""
+    command = [sys.executable, "-m", "rlhf.cli", *arguments, "--dry-run", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    plan: str = json.loads(done.stdout.splitlines()[-1])["memory_plan"]
+    line = next(one for one in plan.splitlines() if one.startswith("peak "))
+    return float(line.split()[1])
+
+
+def measure(layout: str, folder: Path, imports: dict[bool, float]) -> dict[str, float]:
+    """Peaks of a layout in GiB: measured, what imports alone take of it, and planned."""
+    flags = LAYOUTS[layout]
+    uses_vllm = "vllm" in flags
+    if uses_vllm not in imports:
+        program = IMPORTS + ("; from vllm import LLM" if uses_vllm else "")
+        imports[uses_vllm] = max(run([sys.executable, "-c", program], folder).values()) / GIB
+    command = ["ppo", "--model", "model", "--reward", "reward", "--reference", "reference"]
+    command += ["--steps", "2", "--batch.episodes-per-step", "4", *flags]
+    command += ["--out", layout.replace(", ", "-").replace(" ", "-")]
+    planned = planned_gib(command, folder)
+    measured = max(run_rlhf(command, folder).values()) / GIB
+    return {"measured": measured, "imports": imports[uses_vllm], "planned": planned}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    parser.add_argument("--layers", type=int, default=12, help="of the model: 12 have 132 million")
+    parser.add_argument("--only", default="", help="measure layouts whose names have these words")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of lines")
     arguments = parser.parse_args()
-    found: dict[str, float] = {}
+    found, imports = {}, dict[bool, float]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        build_inputs(folder)
-        found["imports"] = max(run([sys.executable, "-c", IMPORTS], folder).values()) / GIB
-        for number, (layout, flags) in enumerate(LAYOUTS.items()):
-            command = ["ppo", "--model", "model", "--reward", "reward", "--reference", "reference"]
-            sizes = ["--steps", "2", "--batch.episodes-per-step", "4", "--precision", "fp32"]
-            peaks = run_rlhf([*command, *sizes, "--out", f"ppo-{number}", *flags], folder)
-            found[layout] = max(peaks.values()) / GIB
+        build_inputs(folder, arguments.layers)
+        for layout in (one for one in LAYOUTS if arguments.only in one):
+            peak = found[layout] = measure(layout, folder, imports)
+            expected = peak["imports"] + peak["planned"]
             if not arguments.json:
-                print(f"{layout}: {found[layout]:.2f} GiB", flush=True)
-    alone = found["one process, vLLM"]
-    shares = {name: found[name] / alone for name in LAYOUTS}
+                words = f"{layout}: {peak['measured']:.2f} GiB; imports {peak['imports']:.2f}"
+                words += f" + plan {peak['planned']:.2f} = {expected:.2f} GiB"
+                print(f"{words}, {peak['measured'] / expected:.2f} of that", flush=True)
     if arguments.json:
         versions = {name: version(name) for name in ("torch", "transformers")}
-        print(json.dumps({"gib": found, "share": shares, "versions": versions}, indent=1))
-        return
-    print(f"imports alone: {found['imports']:.2f} GiB")
-    print("of one process:", *(f"{name} {share:.2f};" for name, share in shares.items()))
+        print(json.dumps({"gib": found, "versions": versions}, indent=1))
 
 
 if __name__ == "__main__":

@@ -236,3 +236,47 @@ def test_without_a_gpu_the_plan_also_says_what_gpus_need(
     weights, pages = 2 * read_shape(str(LARGE)).parameters, 2 * 2 * 2 * 128 * 28 * 4096
     assert peak(text) - then == pytest.approx((weights + pages) / 2**30, abs=0.02)
     assert "no GPU" not in plan_memory(changed(large, engine="generate"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-weights"])
+def test_fsdp_gathers_layers_and_matrices_in_turn_by_hand(
+    settings: PPOSettings, precision: str
+) -> None:
+    large = changed(
+        settings,
+        model=str(LARGE),
+        reward=("signal:tests.pipeline.signals:count_vowels",),
+        precision=precision,
+        episodes_per_step=16,
+        micro_batch_size=1,
+    )
+    assert "gathered  " not in plan_memory(large)
+    sharded = changed(large, sharding="fsdp", processes=8)
+    shape = read_shape(str(LARGE))
+    matrix, layer = shape.vocabulary * shape.hidden, shape.trunk_linear / shape.layers
+    # twice what is read and the buffer before, a parameter of layers and of matrices in so many
+    # bytes; two norms and a head; the output matrix that autocast casts
+    layers, ends, copied = {"fp32": (4, 4, 0), "bf16": (2, 4, 2), "bf16-weights": (2, 2, 0)}[
+        precision
+    ]
+    whole = 3 * max(layers * layer, ends * matrix) + 3 * ends * shape.hidden + copied * matrix
+    reading = phase_gib(plan_memory(sharded), "reading the rollout")
+    assert sum(reading.values()) == pytest.approx(whole / 2**30, rel=0.01)
+    # a layer and the next, the gradients of one and those on their way; of the output matrix
+    # itself, its buffer, its gradients, and those on their way in float32
+    moved = 4 * layers * layer + (3 * ends + 4) * matrix + 3 * ends * shape.hidden
+    learning = phase_gib(plan_memory(sharded), "computing gradients")
+    critic = sum(size for name, size in learning.items() if name.startswith("critic: "))
+    assert learning["gathered"] == pytest.approx(moved / 2**30 - critic, rel=0.01)
+
+
+def phase_gib(text: str, phase: str) -> dict[str, float]:
+    """The lines of a phase in a plan."""
+    lines = text.split(f"while {phase}\n")[1].splitlines()
+    found = {}
+    for line in lines:
+        if not line.startswith("  "):
+            break
+        name, size = re.match(r"  (.+?)  +([\d.]+)  ", line).groups()
+        found[name] = float(size)
+    return found

@@ -3,7 +3,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from trl import DPOConfig, RewardConfig, SFTConfig
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.reward_config import RewardConfig
+from trl.trainer.sft_config import SFTConfig
 
 from rlhf.modeling.attention.checkpointing import (
     checkpoint_activations,
