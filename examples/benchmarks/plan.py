@@ -260,7 +260,7 @@ def build_trainer(model: str, case: Case, out: Path) -> Any:
     network, models = load_causal_lm(model), {}
     if case.stage == "distill":
         models["teacher_model"] = network.requires_grad_(False)
-        network = half_of(network).requires_grad_(True)
+        network = half_of(network, [row["input_ids"] for row in rows]).requires_grad_(True)
     return trainer(
         model=network,
         **models,

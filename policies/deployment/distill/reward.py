@@ -85,7 +85,7 @@ def distill_reward(settings: DistillSettings) -> dict[str, Any]:
         rows = _rows(scored["train"], reader)
         lengths = ((len(row["input_ids"]),) for row in rows)
         require_fitting(lengths, settings.max_length, "responses")
-        network = _new_student(settings, tokenizer, reader)
+        network = _new_student(settings, tokenizer, reader, rows)
         trainer = Trainer(
             model=network,
             args=arguments,
@@ -190,11 +190,14 @@ def _rows(scored: Scored, reader: Reader) -> list[dict[str, Any]]:
 
 
 def _new_student(
-    settings: DistillSettings, tokenizer: PreTrainedTokenizerBase, reader: Reader
+    settings: DistillSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    reader: Reader,
+    rows: Sequence[dict[str, Any]],
 ) -> PreTrainedModel:
     student = new_reward_model(settings.student, int(tokenizer.pad_token_id), settings.seed)
     if settings.half:
-        student = half_of(student)
+        student = half_of(student, [row["input_ids"] for row in rows])
     student.config.reward_bias = 0.0  # the teacher's is in what the student learns
     student.config.reads_thinking = reader.reads_thinking
     return student

@@ -23,7 +23,8 @@ class DistillSettings(TrainerSettings):
     student of a policy trains on the outputs in part of the batches; that of a reward model learns
     their scores."""
     half: bool = False
-    """Start from every second layer of --student."""
+    """Start from half of the layers of --student: those that change the hidden states of --outputs
+    most (block influence, arXiv 2403.03853)."""
     on_policy: float = 0.5
     """Fraction of the batches in which the student samples responses itself; in the others it
     trains on stored outputs."""

@@ -204,7 +204,7 @@ def _build_trainer(
 ) -> GKDTrainer:
     student: PreTrainedModel = load_causal_lm(settings.student)
     if settings.half:
-        student = half_of(student)
+        student = half_of(student, [row["input_ids"] for row in rows["train"]])
     student.generation_config.eos_token_id = list(end_token_ids(tokenizer))
     frozen = load_causal_lm(teacher).requires_grad_(False)
     count_flops(frozen)

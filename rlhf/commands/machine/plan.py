@@ -254,7 +254,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def read_student(settings: Settings) -> "Shape":
-    """The shape of what distillation trains, by default that of every second layer."""
+    """The shape of what distillation trains, by default that of half the layers."""
     from policies.deployment.distill.student import half_config
     from rlhf.modeling.models import load_config
     from rlhf.planning.planner import read_shape, shape_of

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -20,7 +19,7 @@ from transformers import (
 )
 
 from policies.deployment.distill.settings import DistillSettings
-from policies.deployment.distill.student import half_of
+from policies.deployment.distill.student import block_influence, half_of, strongest_half
 from policies.deployment.distill.train import _arguments, sampling_like
 from policies.evaluate.measures.statistics import share_of_gain
 from policies.evaluate.report import render
@@ -97,7 +96,7 @@ def test_the_held_out_divergence_is_that_of_the_stored_tokens(
 ) -> None:
     """In NumPy, one unpadded output at a time; trl averages over batches of four."""
     rows = [row for group in open_store(outputs / "outputs").by_prompt("test") for row in group]
-    half = half_of(load_causal_lm(str(tiny_model)))
+    half = half_of(load_causal_lm(str(tiny_model)), training_ids(outputs))
     models = {"before": half, "after": load_causal_lm(str(done.policy))}
     sums = {name: [] for name in models}
     for row in rows:
@@ -115,43 +114,89 @@ def test_the_held_out_divergence_is_that_of_the_stored_tokens(
     assert report["after"] < 0.9 * report["before"]  # it learned
 
 
-def test_the_student_has_every_second_layer(tmp_path: Path) -> None:
-    """It computes what the whole model computes without the layers between."""
+def training_ids(outputs: Path) -> list[list[int]]:
+    groups = open_store(outputs / "outputs").by_prompt("train")
+    return [[*row.prompt_ids, *row.response_ids] for group in groups for row in group]
+
+
+TEXTS = [list(range(2, 20)), [7, 3, 11]]
+
+
+def test_the_student_has_the_layers_that_change_hidden_states_most() -> None:
+    """It computes what the whole model computes without the others, two of which do nothing."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=5,
-        num_attention_heads=2, num_key_value_heads=2, pad_token_id=0,
+        num_attention_heads=2, num_key_value_heads=2, pad_token_id=0, initializer_range=0.3,
     )  # fmt: skip
     whole = LlamaForCausalLM(config).eval()
-    half = half_of(whole).eval()
+    with torch.no_grad():
+        for number in (0, 2):
+            whole.model.layers[number].self_attn.o_proj.weight.zero_()
+            whole.model.layers[number].mlp.down_proj.weight.zero_()
+    half = half_of(whole, TEXTS).eval()
     assert half.config.num_hidden_layers == 3
     ids = torch.arange(2, 20)[None]
     with torch.no_grad():
-        found = half(ids).logits
-        whole.model.layers = nn.ModuleList([whole.model.layers[i] for i in (0, 2, 4)])
-        torch.testing.assert_close(found, whole(ids, use_cache=False).logits)
+        torch.testing.assert_close(half(ids).logits, whole(ids).logits)
     ours, theirs = (dict(model.named_parameters()) for model in (half, whole))
+    assert torch.equal(
+        ours["model.layers.1.mlp.up_proj.weight"], theirs["model.layers.3.mlp.up_proj.weight"]
+    )
     assert ours["model.norm.weight"].data_ptr() != theirs["model.norm.weight"].data_ptr()
+
+
+def test_influence_is_one_less_the_cosine_similarity() -> None:
+    """In NumPy, from the hidden states that transformers returns: those before each layer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=4,
+        num_attention_heads=2, num_key_value_heads=2, pad_token_id=0, initializer_range=0.3,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    dissimilarities: list[list[float]] = [[], [], []]
+    for ids in TEXTS:
+        with torch.no_grad():
+            states = model.eval()(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        rows = [state[0].double().numpy() for state in states[:4]]
+        for number in range(3):  # what follows the last layer is normalized
+            before, after = rows[number], rows[number + 1]
+            norms = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
+            dissimilarities[number] += list(1 - (before * after).sum(axis=1) / norms)
+    found = block_influence(model.train(), TEXTS)
+    assert found[:3] == pytest.approx([np.mean(of_layer) for of_layer in dissimilarities], rel=1e-4)
+    assert model.training
+
+
+def test_half_of_the_layers_is_rounded_up() -> None:
+    assert strongest_half([0.1, 0.5, 0.2, 0.4, 0.3]) == [1, 3, 4]
+    assert strongest_half([0.1, 0.1, 0.1, 0.1]) == [0, 1]
 
 
 def test_kept_layers_keep_their_position_encoding() -> None:
     """Every fourth layer of SmolLM3 has none, by a list in the config."""
+    torch.manual_seed(0)
     config = SmolLM3Config(
-        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=8,
-        num_attention_heads=2, num_key_value_heads=2, pad_token_id=0,
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=4,
+        num_attention_heads=2, num_key_value_heads=2, pad_token_id=0, initializer_range=0.3,
     )  # fmt: skip
-    assert config.no_rope_layers == [1, 1, 1, 0, 1, 1, 1, 0]  # 1: with rotary positions
-    half = half_of(SmolLM3ForCausalLM(config))
-    assert half.config.no_rope_layers == [1, 1, 1, 1]
-    assert [layer.self_attn.use_rope for layer in half.model.layers] == [1, 1, 1, 1]
+    assert config.no_rope_layers == [1, 1, 1, 0]  # 1: with rotary positions
+    whole = SmolLM3ForCausalLM(config)
+    with torch.no_grad():
+        for number in (0, 1):
+            whole.model.layers[number].self_attn.o_proj.weight.zero_()
+            whole.model.layers[number].mlp.down_proj.weight.zero_()
+    half = half_of(whole, TEXTS)
+    assert half.config.no_rope_layers == [1, 0]
+    assert [layer.self_attn.use_rope for layer in half.model.layers] == [1, 0]
 
 
 def test_other_families_are_halved_too() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=4, n_head=2))
-    assert len(half_of(model).transformer.h) == 2
+    assert len(half_of(model, TEXTS).transformer.h) == 2
     one = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2))
     with pytest.raises(InputError, match=r"The layers of GPT2LMHeadModel cannot be halved \(1 of"):
-        half_of(one)
+        half_of(one, TEXTS)
 
 
 def test_the_report_has_both_sizes(tiny_model: Path, done: RunDir) -> None:

@@ -73,15 +73,20 @@ def test_the_loss_is_the_squared_error(training: TrainingInputs, tmp_path: Path)
     whole[whole.index("--batch-size") + 1] = "16"
     assert main(whole) == 0
     tokenizer = load_tokenizer(str(training.model))
-    student = half_of(new_reward_model(str(training.model), int(tokenizer.pad_token_id), seed=0))
+    rows = [
+        row
+        for group in open_store(training.reference / "outputs").by_prompt("train")
+        for row in group
+    ]
+    end = [tokenizer.eos_token_id]
+    texts = [[*row.prompt_ids, *row.response_ids, *([] if row.finished else end)] for row in rows]
+    whole = new_reward_model(str(training.model), int(tokenizer.pad_token_id), seed=0)
+    student = half_of(whole, texts)
     errors = []
-    for group in open_store(training.reference / "outputs").by_prompt("train"):
-        for row in group:
-            end = [] if row.finished else [tokenizer.eos_token_id]
-            ids = [*row.prompt_ids, *row.response_ids, *end]
-            with torch.no_grad():
-                found = student(torch.tensor([ids])).logits.item()
-            errors.append((found - row.reward) ** 2)
+    for row, ids in zip(rows, texts, strict=True):
+        with torch.no_grad():
+            found = student(torch.tensor([ids])).logits.item()
+        errors.append((found - row.reward) ** 2)
     [first] = read_metrics(out / "metrics.jsonl")
     assert len(errors) == 16
     assert first["loss"] == pytest.approx(np.mean(errors), rel=1e-3)
