@@ -1,7 +1,7 @@
 """What is kept of the quickstart's gain by half the layers, and by int8 weights; how fast each is.
 
 Per seed of the quickstart: its policy is the teacher and writes the outputs that a student of half
-the layers learns from (`rlhf distill`). Measured on held-out prompts: the share of the teacher's
+its layers learns from (`rlhf distill`). Measured on held-out prompts: the share of the teacher's
 gain in gold reward that the student keeps, the win rate of the int8 policy against the policy, and
 the tokens per second of the student over those of its teacher at each batch size.
 """
@@ -38,7 +38,7 @@ def measure_seed(config: Config, out: Path, seed: int) -> Config:
     )
     how = ["--seed", seed, *flags(config["teacher_outputs"])]
     stage(outputs, "reference", "--model", policy / "policy", "--prompts", prompts, *how)
-    base = ["--teacher", policy, "--student", config["model"], "--outputs", outputs]
+    base = ["--teacher", policy, "--student", policy / "policy", "--outputs", outputs]
     stage(student, "distill", *base, "--seed", seed, *flags(config["distill"]))
     base = ["--policy", student, "--against", policy, "--reference", of / "reference"]
     how = ["--gold", config["gold"], "--seed", seed, *flags(config["evaluate"])]

@@ -9,7 +9,7 @@ from rlhf.commands.wording import advice_on_speed, next_command
 from rlhf.records.wording import counted
 
 EXAMPLE = """rlhf distill --teacher runs/first/ppo \\
-    --student models/SmolLM2-135M-Instruct --half \\
+    --student runs/first/ppo/policy --half \\
     --outputs runs/first/teacher-outputs --out runs/first/distill"""
 
 
