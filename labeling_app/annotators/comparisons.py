@@ -9,9 +9,16 @@ from dataclasses import dataclass
 
 from sqlite_utils import Database
 
-from labeling_app.db.rankings import comparison_votes
+from labeling_app.db.connection import Connections
+from labeling_app.db.rankings import comparison_votes, rankings_of_people
 from labeling_app.db.store import Store
-from labeling_app.db.tasks import insert_task, is_comparison_queued, set_order, waiting_tasks
+from labeling_app.db.tasks import (
+    comparison_task,
+    insert_task,
+    num_people_wanted,
+    set_order,
+    waiting_tasks,
+)
 from rlhf.records.schema import Prompt, Response
 
 REASON = "evaluation"
@@ -25,6 +32,21 @@ class Vote:
     prompt_id: str
     annotator: str
     second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteCount:
+    """How many votes on some pairs are in.
+
+    Args:
+        given: how many.
+        wanted: how many were asked for: the people per pair, summed over the pairs.
+        people: how many people have given them.
+    """
+
+    given: int
+    wanted: int
+    people: int
 
 
 def queue_pairs(store: Store, pairs: Sequence[Pair], *, overlap: int, mix: bool, seed: int) -> int:
@@ -63,6 +85,21 @@ def are_queued(store: Store, pairs: Iterable[Pair]) -> bool:
     return any(_is_queued(store.connections.db, pair) for pair in pairs)
 
 
+def tasks_of_pairs(store: Store, pairs: Iterable[Pair]) -> list[int]:
+    """The tasks of the pairs that are queued in this database."""
+    db = store.connections.db
+    found = (comparison_task(db, pair[0].id, _ids(pair)) for pair in pairs)
+    return [task_id for task_id in found if task_id is not None]
+
+
+def count_votes(connections: Connections, task_ids: Sequence[int]) -> VoteCount:
+    """How many votes are in on the pairs of some tasks; counts what `read_votes` reads."""
+    said = rankings_of_people(connections, task_ids)
+    voters = [name for name, tiers in said if sum(map(len, tiers)) == 2]  # both
+    wanted = num_people_wanted(connections.db, task_ids)
+    return VoteCount(given=len(voters), wanted=wanted, people=len(set(voters)))
+
+
 def read_votes(store: Store, pairs: Iterable[Pair]) -> list[Vote]:
     """People's votes on these pairs; rankings that leave one response out are not votes.
 
@@ -81,7 +118,7 @@ def read_votes(store: Store, pairs: Iterable[Pair]) -> list[Vote]:
 
 
 def _is_queued(db: Database, pair: Pair) -> bool:
-    return is_comparison_queued(db, pair[0].id, _ids(pair))
+    return comparison_task(db, pair[0].id, _ids(pair)) is not None
 
 
 def _ids(pair: Pair) -> list[str]:

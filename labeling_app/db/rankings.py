@@ -225,6 +225,30 @@ def num_rankings_since(
     return later + count("INDEXED BY rankings_of_import", which, after_import, number)
 
 
+def num_rankings_of(
+    connections: Connections,
+    task_ids: Sequence[int],
+    *,
+    kinds: Collection[AnnotatorKind] = (),
+    annotators: Collection[str] = (),
+) -> tuple[int, int]:
+    """How many live judgments some tasks have, and how many of these tasks have one.
+
+    Args:
+        connections: the database.
+        task_ids: the tasks; only their judgments are read.
+        kinds: as in `num_rankings_since`.
+        annotators: as there.
+    """
+    query = f"""
+        SELECT COUNT(*), COUNT(DISTINCT r.task_id) FROM json_each(?) task
+        CROSS JOIN rankings r ON r.task_id = task.value AND r.live = 1 AND r.{VISIBLE}
+        CROSS JOIN annotators a ON a.name = r.annotator
+        WHERE 1 {_is_one_of("a.kind", kinds)} {_is_one_of("a.name", annotators)}"""
+    found = connections.db.execute(query, [dump(task_ids), *kinds, *annotators]).fetchone()
+    return int(found[0]), int(found[1])
+
+
 def ranking_counts(db: Database) -> RankingCounts:
     """Count the live rankings, reading those of decisions, checks and evaluations only."""
     of_tasks = f"""SELECT COUNT(*) FROM tasks t CROSS JOIN rankings r
@@ -301,3 +325,15 @@ def comparison_votes(
     rows = connections.db.execute(query, [prompt_id])
     wanted = list(responses)
     return [(name, json.loads(tiers)) for name, tiers, ids in rows if json.loads(ids) == wanted]
+
+
+def rankings_of_people(
+    connections: Connections, task_ids: Sequence[int]
+) -> list[tuple[str, list[list[str]]]]:
+    """(annotator, tiers) of what people have said of some tasks; only these are read."""
+    query = """
+        SELECT r.annotator, r.tiers FROM json_each(?) task
+        CROSS JOIN rankings r ON r.task_id = task.value AND r.live = 1
+        CROSS JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'"""
+    rows = connections.db.execute(query, [dump(task_ids)])
+    return [(name, json.loads(tiers)) for name, tiers in rows]

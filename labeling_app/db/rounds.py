@@ -27,3 +27,9 @@ def rounds(connections: Connections) -> dict[int, dict[str, Any]]:
     """By number, the inputs and settings of each round."""
     rows = connections.db.execute("SELECT id, content FROM rounds ORDER BY id")
     return {number: json.loads(content) for number, content in rows}
+
+
+def tasks_of_round(connections: Connections, number: int) -> list[int]:
+    """The tasks that a round has put on the board. No index has them: this reads all tasks."""
+    rows = connections.db.execute("SELECT id FROM tasks WHERE round_id = ?", [number])
+    return [row[0] for row in rows]

@@ -214,9 +214,19 @@ def tasks_to_rank(db: Database, prompt_id: str) -> list[tuple[int, list[str]]]:
     return [(task_id, json.loads(ids)) for task_id, ids in db.execute(query, [prompt_id])]
 
 
-def is_comparison_queued(db: Database, prompt_id: str, responses: Sequence[str]) -> bool:
-    """Whether an evaluation has asked for these responses, in this order, before."""
-    return _has_task(db, prompt_id, responses, "purpose = 'compare'")
+def comparison_task(db: Database, prompt_id: str, responses: Sequence[str]) -> int | None:
+    """The task by which an evaluation has asked for these responses, in this order, if any has."""
+    query = """SELECT id, responses FROM tasks
+               WHERE prompt_id = ? AND purpose = 'compare' AND decides IS NULL ORDER BY id"""
+    found = db.execute(query, [prompt_id])
+    return next((id_ for id_, ids in found if json.loads(ids) == list(responses)), None)
+
+
+def num_people_wanted(db: Database, task_ids: Sequence[int]) -> int:
+    """How many people are asked about these tasks, taken together."""
+    query = """SELECT COALESCE(SUM(t.overlap + t.extra), 0) FROM json_each(?) task
+               CROSS JOIN tasks t ON t.id = task.value"""
+    return int(db.execute(query, [dump(task_ids)]).fetchone()[0])
 
 
 def is_chosen(db: Database, prompt_id: str, responses: Sequence[str]) -> bool:

@@ -35,9 +35,9 @@ policy, reference, or rival where another model was compared too:
     repeats.MODEL           optional: fraction of first answers with four words in a row twice
     scores.JUDGE.MODEL      optional: every score, for the picture of their distribution
     verdicts                optional: asked of the AI judge, and how many are unclear
-    votes                   optional: given, prompts, same_answers, still_needed of a blind vote by
-                            people; the last counts votes on other prompts, as many on each as
-                            there are now, and same_answers prompts that nobody was asked about
+    votes                   optional: given, people (who have voted), prompts, same_answers and
+                            still_needed of a blind vote; the last counts votes on other prompts, as
+                            many on each as there are now, same_answers prompts not asked about
     cost                    optional: device_hours, price, price_per_hour, annotator_hours and
                             price_per_point, null where unknown or where there is no gain
     seed, inputs            inputs: name → path and hash

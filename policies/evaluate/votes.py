@@ -8,7 +8,7 @@ see which answer was whose.
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,17 @@ from rlhf.records.schema import Prompt, Response
 from rlhf.run.rundir import RunDir
 
 Pair = tuple[Prompt, Response, Response]
-Votes = Sequence[tuple[str, float]]
+
+
+class Vote(NamedTuple):
+    """What a person has said of a pair: `share` is 1 for the policy's answer, ½ or 0."""
+
+    prompt_id: str
+    share: float
+    person: str
+
+
+Votes = Sequence[Vote]
 
 
 class NoVotesError(InputError):
@@ -58,8 +68,7 @@ def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
 
     Args:
         run: a finished evaluation.
-        votes: on the pairs with each other model; for each vote the prompt's id and the share of
-            the policy's answer: 1, ½ or 0.
+        votes: on the pairs with each other model.
 
     Returns:
         The win rates and the counts of the votes, as report.json holds them.
@@ -109,8 +118,8 @@ def _forget_votes(content: dict[str, Any]) -> None:
 def _shares(votes: Votes) -> dict[str, float]:
     """The policy's share of the votes on each prompt."""
     by_prompt: dict[str, list[float]] = defaultdict(list)
-    for prompt_id, share in votes:
-        by_prompt[prompt_id].append(share)
+    for vote in votes:
+        by_prompt[vote.prompt_id].append(vote.share)
     return {prompt_id: float(np.mean(shares)) for prompt_id, shares in by_prompt.items()}
 
 
@@ -131,6 +140,7 @@ def _judge(part: dict[str, Any], votes: Votes, pairs: Sequence[Pair], seed: int)
     more = None if needed is None else max(0, needed - len(shares)) * len(votes) / len(shares)
     part["votes"] = {
         "given": len(votes),
+        "people": len({vote.person for vote in votes}),
         "prompts": len(shares),
         "still_needed": None if more is None else math.ceil(more),
     }

@@ -8,6 +8,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from labeling_app.db.store import Store
+from labeling_app.db.tasks import default_overlap
 from rlhf.commands.loop.report import (
     Round,
     build_report,
@@ -33,15 +35,29 @@ def ask_people(out: Path, number: int | None) -> dict[str, Any]:
         out: folder of the loop.
         number: of the round; None: the newest that is evaluated.
 
+    As many people vote on each pair as rank a task, unless the file says `people_per_pair`.
+
     Returns:
-        The round, and how many pairs are new on the board.
+        The round, how many pairs are new on the board, and how many people vote on each of these.
 
     Raises:
         InputError: there is no such round, no pair of different responses, or no database.
     """
     number, folder = _evaluated(out, number)
-    given = evaluate.run(evaluate.Settings(out=folder, to_db=_database(out), mix=True))
-    return {"round": number, "queued": given["queued"]}
+    db = _database(out)
+    people = _people_per_pair(out, db)
+    given = evaluate.run(evaluate.Settings(out=folder, to_db=db, mix=True, people_per_pair=people))
+    return {"round": number, "queued": given["queued"], "people_per_pair": people}
+
+
+def _people_per_pair(out: Path, db: Path) -> int:
+    """What the section of `rlhf evaluate` says, else how many people rank each task."""
+    stages = read_settings_file(RunDir(out).config_file).get("stages", {})
+    chosen = stages.get("evaluate", {}).get("people_per_pair")
+    if chosen is not None:
+        return int(chosen)
+    with Store(db, read_only=True) as store:
+        return default_overlap(store.connections.db)
 
 
 def count_votes(out: Path, number: int | None) -> Round:

@@ -1,12 +1,13 @@
-"""What the label database says of a round: new rankings, open tasks, and samples in the queue."""
+"""What the label database says of a round: new rankings, open tasks, and its own samples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from labeling_app.db.board.overlap import num_open
-from labeling_app.db.rankings import num_rankings_since
-from labeling_app.db.rounds import rounds
+from labeling_app.db.rankings import num_rankings_of, num_rankings_since
+from labeling_app.db.rounds import rounds, tasks_of_round
 from labeling_app.db.store import Store
 from rlhf.records.documents import Kinds, require_kinds
 from rlhf.records.ranked import MANIFEST, read_manifest
@@ -57,11 +58,41 @@ def count_new(db: Path, after: Exported, export: Any) -> dict[str, int]:
         return {"new": new, "open": num_open(store.connections)}
 
 
+def count_of_tasks(db: Path, task_ids: Sequence[int], export: Any) -> dict[str, int]:
+    """How many rankings some tasks have, and how many of these tasks are ranked.
+
+    Args:
+        db: the label database.
+        task_ids: the tasks, such as those of a round's own samples.
+        export: as in `count_new`.
+    """
+    if not task_ids:
+        return {"rankings": 0, "ranked": 0}
+    with Store(db, read_only=True) as store:
+        rankings, ranked = num_rankings_of(
+            store.connections, task_ids, kinds=export.kind, annotators=export.annotator
+        )
+    return {"rankings": rankings, "ranked": ranked}
+
+
 def has_round(db: Path, policy: Path) -> bool:
     """Whether samples of a policy were queued: `rlhf round` stores them all at once.
 
     The folder may have been named in another way then.
     """
     with Store(db, read_only=True) as store:
-        queued = [Path(one["policy"]["path"]) for one in rounds(store.connections).values()]
-    return policy.resolve() in [path.resolve() for path in queued]
+        return _round_of(store, policy) is not None
+
+
+def own_tasks(db: Path, policy: Path) -> list[int]:
+    """The tasks by which samples of a policy were put on the board; reads all tasks."""
+    with Store(db, read_only=True) as store:
+        number = _round_of(store, policy)
+        return [] if number is None else tasks_of_round(store.connections, number)
+
+
+def _round_of(store: Store, policy: Path) -> int | None:
+    """The number that the database gave the round in which a policy was sampled."""
+    queued = rounds(store.connections).items()
+    paths = {Path(one["policy"]["path"]).resolve(): number for number, one in queued}
+    return paths.get(policy.resolve())

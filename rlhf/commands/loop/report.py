@@ -15,7 +15,7 @@ from filelock import FileLock
 from rlhf.commands.wording import judge_name
 from rlhf.planning.price import JUDGES, cost_of_loop, price_of_a_point
 from rlhf.records.ranked import read_manifest
-from rlhf.records.wording import counted
+from rlhf.records.wording import counted, num_people
 from rlhf.run.intervals import in_words, outcome
 from rlhf.run.loops.commands import read_commands
 from rlhf.run.rundir import RunDir
@@ -31,7 +31,8 @@ KEPT = ("value", "low", "high", "level", "n", "p_value")
 def read_rounds(out: Path) -> list[Round]:
     """The rounds whose evaluation is done, the first one first.
 
-    `new_rankings` is None where somebody else than the loop exported them.
+    `new_rankings` is None where somebody else than the loop exported them, `rankings_of_samples`
+    (how many of these are of the round's own samples) in the first round, too.
 
     Raises:
         InputError: a report is broken.
@@ -39,10 +40,13 @@ def read_rounds(out: Path) -> list[Round]:
     rounds: list[Round] = []
     while RunDir(folder := out / f"round-{len(rounds)}" / "evaluate").is_done:
         rounds.append(_read_round(folder.parent, len(rounds)))
-    new = {
-        e["round"]: e["new_rankings"] for e in read_commands(RunDir(out)) if e["stage"] == "export"
-    }
-    return [{**one, "new_rankings": new.get(one["round"])} for one in rounds]
+    entries = read_commands(RunDir(out))
+    exports = {one["round"]: one for one in entries if one["stage"] == "export"}
+    counts = ("new_rankings", "rankings_of_samples")
+    return [
+        {**one, **{name: exports.get(one["round"], {}).get(name) for name in counts}}
+        for one in rounds
+    ]
 
 
 def _read_round(folder: Path, number: int) -> Round:
@@ -94,9 +98,15 @@ def describe_round(one: Round) -> str:
     other = f"the policy of round {number - 1}" if number else "the original model"
     p_value = "" if rate.get("p_value") is None else f", sign test p = {rate['p_value']:.2g}"
     gain = "a gain" if one["outcome"] == "better" else "no gain"
+    votes = one.get("votes") or {}
+    voters = (
+        f" ({counted(votes['given'], 'vote')} by {num_people(votes['people'])})"
+        if "people" in votes
+        else ""
+    )
     return (
         f"Round {number}: wins {in_words(rate)}{p_value} against {other} on "
-        f"{counted(rate['n'], 'prompt')}, judged by {one['judge']}: {gain}."
+        f"{counted(rate['n'], 'prompt')}, judged by {one['judge']}{voters}: {gain}."
     )
 
 

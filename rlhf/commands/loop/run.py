@@ -13,7 +13,14 @@ from typing import Any
 
 from rlhf.commands.loop.children import run_stage, say, wait_for_earlier_child
 from rlhf.commands.loop.new_prompts import NewPrompts
-from rlhf.commands.loop.new_rankings import Exported, count_new, has_round, last_exported
+from rlhf.commands.loop.new_rankings import (
+    Exported,
+    count_new,
+    count_of_tasks,
+    has_round,
+    last_exported,
+    own_tasks,
+)
 from rlhf.commands.loop.report import (
     build_report,
     describe_round,
@@ -115,14 +122,24 @@ def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[s
     entries = read_commands(run)
     after = _last_exported(run, entries, export.number)
     found = export.settings()
+    own = _own_tasks(settings, export.number)
     if settings.waits_for_people:
         notify(settings.notify, str(run.path), "waiting", f"Round {export.number}: people rank.")
         began = _round_began(entries, export.number)
         new_prompts = NewPrompts(run, settings, export.number)
-        check = RankingCheck(run, settings, found, export.number, after, began)
+        check = RankingCheck(run, settings, found, export.number, after, began, own)
         wait_for_rankings(check, new_prompts.sample_responses)
-    count = count_new(settings.database, after, found)
-    return {"new_rankings": count["new"]}
+    of_samples = count_of_tasks(settings.database, own, found)["rankings"]
+    new = count_new(settings.database, after, found)["new"]
+    return {"new_rankings": new, **({"rankings_of_samples": of_samples} if own else {})}
+
+
+def _own_tasks(settings: LoopSettings, number: int) -> list[int]:
+    """The tasks of the samples that a round has put on the board; of the first, none."""
+    if not number:
+        return []
+    [stage] = [one for one in stages_of_round(settings, number) if one.name == "round"]
+    return own_tasks(settings.database, stage.given["policy"] / "policy")
 
 
 def _last_exported(run: RunDir, entries: Sequence[Mapping[str, Any]], number: int) -> Exported:

@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, final
 from labeling_app.db.board.overlap import num_wanted
 from labeling_app.db.store import Store
 from rlhf.commands.loop.children import say
-from rlhf.commands.loop.new_rankings import Exported, count_new
+from rlhf.commands.loop.new_rankings import Exported, count_new, count_of_tasks
 from rlhf.commands.loop.schedule import next_start
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.wording import next_command
@@ -87,6 +87,7 @@ class RankingCheck:
         number: of the round.
         after: as in `count_new`.
         began: when the round began.
+        own: the tasks of the samples that the round has put on the board.
     """
 
     run: RunDir
@@ -95,6 +96,7 @@ class RankingCheck:
     number: int
     after: Exported
     began: datetime
+    own: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         start_at = self.settings.start_at
@@ -113,9 +115,15 @@ class RankingCheck:
         return self._is_ready
 
     def _read_count(self) -> bool:
+        own = count_of_tasks(self.settings.database, self.own, self.export)
         count, now = count_new(self.settings.database, self.after, self.export), datetime.now(UTC)
         new, wanted = count["new"], self.settings.new_rankings
-        waiting = self._waiting(count, wanted)
+        waiting = replace(
+            self._waiting(count, wanted),
+            samples=len(self.own),
+            samples_ranked=own["ranked"],
+            of_samples=own["rankings"],
+        )
         if waiting != self._shown:
             write_waiting(self.run.path, waiting)
             self._shown = waiting
@@ -151,7 +159,8 @@ class RankingCheck:
         is_late = time.monotonic() - self._said_at >= SECONDS_BETWEEN_LINES
         if is_first or ready or (waiting.new != self._said and is_late):
             advice = "" if ready else _advice(waiting, self.run.path)
-            say(_progress(waiting, open_tasks) + advice)
+            samples = f" {waiting.about_samples}" if self.own else ""
+            say(_progress(waiting, open_tasks) + samples + advice)
             self._said, self._said_at = waiting.new, time.monotonic()
 
 

@@ -219,7 +219,7 @@ def _unclear(verdicts: Mapping[str, int]) -> Iterator[str]:
 
 
 def _queue(settings: Settings, db: Path) -> int:
-    from labeling_app.annotators.comparisons import queue_pairs
+    from labeling_app.annotators.comparisons import queue_pairs, tasks_of_pairs
     from labeling_app.db.store import Store
     from policies.evaluate.votes import pairs_to_ask
     from rlhf.run.loops.asking import write_asked
@@ -230,14 +230,14 @@ def _queue(settings: Settings, db: Path) -> int:
         queued = queue_pairs(
             store, pairs, overlap=settings.people_per_pair, mix=settings.mix, seed=settings.seed
         )
-    write_asked(run, len(pairs))
+        write_asked(run, db, tasks_of_pairs(store, pairs))
     return queued
 
 
 def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
     from labeling_app.annotators.comparisons import are_queued, read_votes
     from labeling_app.db.store import Store
-    from policies.evaluate.votes import add_votes, pairs_to_ask
+    from policies.evaluate.votes import Vote, add_votes, pairs_to_ask
     from rlhf.errors import InputError
 
     run = RunDir(settings.out)
@@ -250,7 +250,10 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
                 "in which they were queued.",
             )
         votes = {
-            other: [(vote.prompt_id, vote.second) for vote in read_votes(store, asked)]
+            other: [
+                Vote(vote.prompt_id, vote.second, vote.annotator)
+                for vote in read_votes(store, asked)
+            ]
             for other, asked in pairs.items()
         }
     return add_votes(run, votes)

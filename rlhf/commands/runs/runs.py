@@ -67,7 +67,8 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.action == "resume":
         return {"resumed": end_pause(out), "running": is_locked(out)}
     if settings.action == "train":
-        return {"new_rankings": request_training(out, name)}
+        waiting = request_training(out, name)
+        return {"new_rankings": waiting.new, "about_samples": waiting.about_samples}
     if settings.action in ("ask", "votes"):
         from rlhf.commands.loop.asking import ask_people, count_votes
 
@@ -100,7 +101,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
             return f"{first}The loop goes on."
         return f"{first}No loop runs in {settings.out}. Next: {command}"
     if settings.action == "train":
-        return f"The round trains now, with {counted(result['new_rankings'], 'new ranking')}."
+        trains = f"The round trains now, with {counted(result['new_rankings'], 'new ranking')}."
+        return f"{trains} {result['about_samples']}".rstrip()
     if settings.action in ("ask", "votes"):
         return _about_people(settings, result)
     lines = [_line(one) for one in result["history"]] if settings.action == "history" else []
@@ -115,7 +117,8 @@ def _about_people(settings: Settings, result: dict[str, Any]) -> str:
     if settings.action == "votes":
         return describe_round(result)
     votes = f"rlhf runs votes {shlex.quote(str(settings.out))} --round {result['round']}"
-    return f"Queued {counted(result['queued'], 'pair')} for people. Then: {votes}"
+    each = f", {counted(result['people_per_pair'], 'vote')} on each" if result["queued"] else ""
+    return f"Queued {counted(result['queued'], 'pair')} for people{each}. Then: {votes}"
 
 
 def _line(one: dict[str, Any]) -> str:

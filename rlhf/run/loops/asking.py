@@ -4,6 +4,7 @@
 that waits for rankings leaves these pairs out: votes are no rankings to train on.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from rlhf.records.documents import Kinds, read_document
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir
 
-KINDS: Kinds = {"pairs": int, "at": str}
+KINDS: Kinds = {"pairs": int, "at": str, "db": str, "tasks": list}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +23,21 @@ class Asked:
     Args:
         pairs: how many.
         at: when they were queued last, in ISO format.
+        db: the label database in which they are; empty if an earlier version queued them.
+        tasks: their tasks there.
     """
 
     pairs: int
     at: str
+    db: str = ""
+    tasks: Sequence[int] = ()
 
 
-def write_asked(evaluation: RunDir, pairs: int) -> None:
-    """Keep how many pairs of an evaluation are queued, and that they were just now."""
+def write_asked(evaluation: RunDir, db: Path, tasks: Sequence[int]) -> None:
+    """Keep the tasks of an evaluation's pairs, one each, and that they were queued just now."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    write_json(evaluation.asked_file, asdict(Asked(pairs=pairs, at=at)))
+    asked = Asked(pairs=len(tasks), at=at, db=str(db.resolve()), tasks=tasks)
+    write_json(evaluation.asked_file, asdict(asked))
 
 
 def read_asked(evaluation: RunDir) -> Asked | None:
@@ -43,7 +49,8 @@ def read_asked(evaluation: RunDir) -> Asked | None:
     if not evaluation.asked_file.is_file():
         return None
     content = read_document(evaluation.asked_file, KINDS)
-    return Asked(pairs=content["pairs"], at=content["at"])
+    more = {name: content[name] for name in ("db", "tasks") if name in content}
+    return Asked(pairs=content["pairs"], at=content["at"], **more)
 
 
 def num_asked(out: Path) -> int:

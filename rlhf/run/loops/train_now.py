@@ -9,11 +9,13 @@ from pathlib import Path
 from rlhf.errors import InputError
 from rlhf.records.documents import Kinds
 from rlhf.records.jsonl import write_json
+from rlhf.records.wording import counted
 from rlhf.run.locks import is_locked
 from rlhf.run.loops.pausing import read_pause, read_request
 from rlhf.run.rundir import RunDir
 
 KINDS: Kinds = {"round": int, "new": int, "wanted": int | None, "possible": int}
+OF_SAMPLES: Kinds = {"samples": int, "samples_ranked": int, "of_samples": int}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +27,51 @@ class Waiting:
         new: how many rankings are new.
         wanted: how many start it; None where only a time does.
         possible: how many rankings the open tasks can still give.
+        samples: how many tasks the round itself has put on the board; none in the first round,
+            where every task is its own.
+        samples_ranked: how many of these somebody has ranked.
+        of_samples: how many of the new rankings are of these.
     """
 
     round: int
     new: int
     wanted: int | None
     possible: int
+    samples: int = 0
+    samples_ranked: int = 0
+    of_samples: int = 0
 
     @property
     def missing(self) -> int:
         """How many rankings are missing."""
         return max(0, (self.wanted or 0) - self.new)
+
+    @property
+    def lacks_own_rankings(self) -> bool:
+        """Whether all new rankings are of other tasks than those of the round's own samples."""
+        return self.samples > 0 and self.new > 0 and not self.samples_ranked
+
+    @property
+    def about_samples(self) -> str:
+        """How many of the round's own samples are ranked, and what else the new rankings are of.
+
+        Empty in the first round. Rankings that were made since the last export, also while the
+        round before was trained, are new whatever they are of.
+        """
+        if not self.samples:
+            return ""
+        tasks = f"this round's {counted(self.samples, 'new sample')}"
+        verb = "is" if self.samples_ranked < 2 else "are"
+        ranked = f"{self.samples_ranked:,}" if self.samples_ranked else "None"
+        yet = "" if self.samples_ranked else " yet"
+        said = f"{ranked} of {tasks} {verb} ranked{yet}"
+        others = max(0, self.new - self.of_samples)
+        if not others:
+            return f"{said}."
+        which = f"all {others:,}" if others == self.new else f"{others:,} of the {self.new:,}"
+        if self.new == 1:
+            return f"{said}; the new ranking is of another task."
+        return f"{said}; {which} new rankings are of other tasks."
 
 
 def write_waiting(out: Path, waiting: Waiting) -> None:
@@ -56,14 +92,15 @@ def read_waiting(out: Path) -> Waiting | None:
     """
     if not is_locked(out) or read_pause(out) is not None:
         return None
-    content = read_request(RunDir(out).waiting_file, KINDS)
+    content = read_request(RunDir(out).waiting_file, {**KINDS, **OF_SAMPLES})
     if not content:
         return None
-    return Waiting(**{name: content[name] for name in KINDS})
+    more = {name: content[name] for name in OF_SAMPLES if name in content}  # not of older loops
+    return Waiting(**{name: content[name] for name in KINDS}, **more)
 
 
-def request_training(out: Path, by: str) -> int:
-    """Ask the loop in a folder to train with the rankings there are. Returns how many are new.
+def request_training(out: Path, by: str) -> Waiting:
+    """Ask the loop in a folder to train with the rankings there are. Returns what it waited for.
 
     Raises:
         InputError: it does not wait for rankings, or none is new.
@@ -80,7 +117,7 @@ def request_training(out: Path, by: str) -> int:
             "Wait until somebody has ranked a task.",
         )
     write_json(RunDir(out).train_now_file, {"round": waiting.round, "by": by})
-    return waiting.new
+    return waiting
 
 
 def training_requested_by(out: Path, number: int) -> str | None:

@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from labeling_app.annotators.comparisons import queue_pairs, read_votes
+from labeling_app.annotators.comparisons import (
+    VoteCount,
+    count_votes,
+    queue_pairs,
+    read_votes,
+    tasks_of_pairs,
+)
 from labeling_app.data_io.exporting import export
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.quality.adjudication import open_adjudication
@@ -112,3 +118,18 @@ def test_pairs_come_behind_rankings_or_among_them(store, fill, make_prompt, make
     rows = store.connections.db.query("SELECT id FROM tasks ORDER BY priority DESC, id")
     kept = [row["id"] for row in rows if row["id"] <= 16]
     assert kept == list(range(1, 17))  # those that waited, in their old order
+
+
+def test_votes_are_counted_as_they_come_in(store, make_prompt, make_responses) -> None:
+    pairs = make_pairs(make_prompt, make_responses, 2)
+    queue_pairs(store, pairs, overlap=2, mix=False, seed=0)
+    tasks, queue = tasks_of_pairs(store, pairs), TaskQueue(store)
+    assert len(set(tasks)) == 2
+    assert count_votes(store.connections, tasks) == VoteCount(given=0, wanted=4, people=0)
+    submit(queue, "ann", lambda texts: ((0,), (1,)))
+    submit(queue, "ann", lambda texts: ((0, 1),))
+    submit(queue, "ben", lambda texts: ((1,), (0,)))
+    submit(queue, "cleo", lambda texts: ((1,),))  # leaves one response out: no vote
+    assert count_votes(store.connections, tasks) == VoteCount(given=3, wanted=4, people=2)
+    assert len(read_votes(store, pairs)) == 3
+    assert tasks_of_pairs(store, make_pairs(make_prompt, make_responses, 3)) == tasks

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from labeling_app.db.board.overlap import num_open, num_wanted
+from labeling_app.annotators.comparisons import count_votes
+from labeling_app.db.board.overlap import num_open, num_wanted, set_overlap
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.cli import main
@@ -89,13 +90,15 @@ def test_votes_travel_there_and_back(
     rate = result["win_rate"]["people"]
     assert (rate["value"], rate["n"], rate["wins"], rate["losses"]) == (1.0, 3, 3, 0)
     # 3 wins, and one vote more for each side: m = 4/5, s² = 4/25; 7.849 · 0.16 / 0.09 = 13.95
-    assert result["votes"] == {"given": 3, "prompts": 3, "same_answers": 0, "still_needed": 14 - 3}
+    counts = {"given": 3, "people": 1, "prompts": 3, "same_answers": 0, "still_needed": 14 - 3}
+    assert result["votes"] == counts
     assert result["verdict"] == {"judge": "people", "outcome": "unproven"}
     against = result["rival"]["win_rate"]["people"]
     assert (against["value"], against["n"], against["ties"], against["losses"]) == (0.125, 4, 1, 3)
     # m = 1.5/6, s² = 1.25/6 - 1/16 = 7/48; 7.849 · 0.14583 / 0.0625 = 18.31
     assert result["rival"]["votes"] == {
         "given": 4,
+        "people": 1,
         "prompts": 4,
         "same_answers": 0,
         "still_needed": 19 - 4,
@@ -209,6 +212,7 @@ def test_several_votes_on_a_pair_count_as_one_prompt(
     # 7.849 · 0.16 / 0.04 = 31.40, so 32 prompts, 29 more with two votes on each
     assert printed(capsys)["votes"] == {
         "given": 6,
+        "people": 2,
         "prompts": 3,
         "same_answers": 0,
         "still_needed": 58,
@@ -286,7 +290,7 @@ def test_people_are_asked_about_a_round_and_their_votes_train_nothing(
     assert f"error Round 1 of {loop} is not evaluated" in capsys.readouterr().err
     for queued in (8, 0):  # four prompts, two other models
         assert main(["runs", "ask", str(loop), "--json"]) == 0
-        assert printed(capsys) == {"round": 0, "queued": queued}
+        assert printed(capsys) == {"round": 0, "queued": queued, "people_per_pair": 1}
     found = read_asked(asked)
     assert found is not None
     assert (found.pairs, num_asked(loop)) == (8, 8)
@@ -307,7 +311,7 @@ def test_people_are_asked_about_a_round_and_their_votes_train_nothing(
     assert report["stopped"].startswith(
         "Round 0: wins 100 % "
     )  # no longer what the judge before said
-    assert "judged by people: no gain" in report["stopped"]
+    assert "judged by people (4 votes by 1 person): no gain" in report["stopped"]
 
     export = next(one for one in stages_of_round(LoopSettings(out=loop, model="m"), 0)
                   if one.name == "export")  # fmt: skip
@@ -329,3 +333,29 @@ def test_people_are_not_asked_in_a_new_database(
     assert "error There is no label database at people.db" in capsys.readouterr().err
     assert not (tmp_path / "people.db").exists()
     assert num_asked(loop) == 0
+
+
+@pytest.mark.parametrize(("stages", "people"), [("", 2), ("{evaluate: {people_per_pair: 3}}", 3)])
+def test_as_many_people_vote_on_a_pair_as_rank_a_task(
+    loop: Path, stages: str, people: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (loop / "config.yaml").open("a") as config:
+        config.write(f"stages: {stages or '{}'}\n")
+    db, asked = loop / "labels.db", RunDir(loop / "round-0" / "evaluate")
+    with Store(db) as store:
+        set_overlap(store.connections, 2)
+    capsys.readouterr()
+    assert main(["runs", "ask", str(loop)]) == 0
+    said = capsys.readouterr().out
+    assert f"Queued 8 pairs for people, {people} votes on each. Then: rlhf runs votes" in said
+    found = read_asked(asked)
+    assert found is not None
+    assert (found.db, len(set(found.tasks))) == (str(db.resolve()), 8)
+    shares = {one.responses[0].id: 1.0 for one in read_ranked_file(asked.answers)}
+    for name in ("ann", "ben"):
+        vote(db, name, shares)
+    with Store(db, read_only=True) as store:
+        counted = count_votes(store.connections, found.tasks)
+    assert (counted.given, counted.wanted, counted.people) == (8, 8 * people, 2)
+    assert main(["runs", "votes", str(loop)]) == 0
+    assert "judged by people (8 votes by 2 people): no gain." in capsys.readouterr().out
