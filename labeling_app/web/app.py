@@ -97,7 +97,7 @@ def build_app(
         add_live_routes(app, live, lambda request: sender_of(request).name)
     frame = add_lead_pages(app, board, max_upload_bytes, compare)
     if loop is not None:
-        add_runs_page(app, frame, loop)
+        add_runs_page(app, frame, loop, board.store.connections)
     gr.mount_gradio_app(
         app,
         page,

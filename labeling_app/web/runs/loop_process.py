@@ -149,13 +149,17 @@ class LoopProcess:
         """
         roll_back(self.file.out, by)
 
-    def ask_people(self, number: int) -> int:
-        """Put the pairs of a round's evaluation on the board. Returns how many are new there.
+    def ask_people(self, number: int) -> tuple[int, int]:
+        """Put the pairs of a round's evaluation on the board.
+
+        Returns:
+            How many are new there, and how many people vote on each of them.
 
         Raises:
             InputError: the round is not evaluated, or the command runs already or fails otherwise.
         """
-        return int(self._ask("ask", number)["queued"])
+        found = self._ask("ask", number)
+        return int(found["queued"]), int(found["people_per_pair"])
 
     def count_votes(self, number: int) -> None:
         """Read people's votes on these pairs into the reports.

@@ -1,16 +1,25 @@
 """What the Runs page shows as of now."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from labeling_app.annotators.comparisons import VoteCount, count_votes
+from labeling_app.db.connection import Connections
 from labeling_app.web.lead.frame import Filter
 from labeling_app.web.runs import picture
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.progress import RoundView, clock, read_rounds
-from rlhf.errors import InputError
+from labeling_app.web.runs.stopped import (
+    has_figures,
+    how_to_go_on,
+    more_of_verdict,
+    verdict,
+    what_to_do,
+    why_it_stopped,
+)
 from rlhf.planning.price import cost_in_words
-from rlhf.records.wording import counted
+from rlhf.records.wording import counted, num_people
 from rlhf.run.intervals import in_words as rate_in_words
 from rlhf.run.loops.pausing import Pause, read_pause
 from rlhf.run.loops.promotion import (
@@ -34,6 +43,19 @@ ENDS = {
     ),
 }
 
+# What each stage of a round does, for people who do not know the commands.
+STAGES = {
+    "import": "reads the prompts in",
+    "generate": "the model writes responses to rank",
+    "round": "the newest policy writes responses to rank",
+    "annotate": "a program ranks the responses",
+    "export": "collects the rankings",
+    "train-reward": "a reward model learns what people prefer",
+    "reference": "the model's own responses, to compare with",
+    "ppo": "trains the policy for higher rewards",
+    "evaluate": "compares the policy with the models before it",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
@@ -48,6 +70,12 @@ class Status:
         may_train: whether it waits for rankings, and can be asked to train with those there are.
         advice: what to do next, if there is something to say.
         waits_for: what the newest round waits for before it goes on; empty: it does not wait.
+        samples: how many of this round's own samples are ranked; empty in the first round.
+        lacks_own_rankings: whether none of them is, and all rankings are of other tasks.
+        more: of the verdict in `words`, when the loop has stopped.
+        why: why it has stopped, without figures.
+        figures: its newest round in figures, if that is why.
+        options: what a lead can do with a loop that has stopped.
     """
 
     name: str
@@ -57,6 +85,17 @@ class Status:
     may_train: bool = False
     advice: str = ""
     waits_for: str = ""
+    samples: str = ""
+    lacks_own_rankings: bool = False
+    more: str = ""
+    why: str = ""
+    figures: str = ""
+    options: Sequence[str] = ()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no stage runs, because the round waits for people or for its time."""
+        return self.name == "waiting" and bool(self.waits_for)
 
 
 def _rate(rate: dict[str, Any] | None) -> str:
@@ -86,11 +125,16 @@ FILTERS: dict[str, Filter] = {
     "rate": _rate,
     "left_of": left_of,
     "without_gain": without_gain,
+    "people": num_people,
 }
 
 
-def content(process: LoopProcess) -> dict[str, Any]:
+def content(process: LoopProcess, connections: Connections) -> dict[str, Any]:
     """The values of the page's template.
+
+    Args:
+        process: the loop.
+        connections: the label database, which has people's votes.
 
     Raises:
         InputError: a file of the loop is broken.
@@ -115,7 +159,16 @@ def content(process: LoopProcess) -> dict[str, Any]:
         "values": process.values(),
         "log": process.log(),
         "name": str(out),
+        "phrases": STAGES,
+        "vote_counts": _votes(rounds, connections),
     }
+
+
+def _votes(rounds: Sequence[RoundView], connections: Connections) -> dict[int, VoteCount]:
+    """By round, how many votes are in, where the database has the pairs and knows their tasks."""
+    db = str(connections.path.resolve())
+    asked = {one.number: one.asked for one in rounds if one.asked}
+    return {n: count_votes(connections, one.tasks) for n, one in asked.items() if one.db == db}
 
 
 def _cost(process: LoopProcess) -> str:
@@ -141,9 +194,7 @@ def status_of(process: LoopProcess) -> Status:
     if status is None:
         return Status(name="not started", words="Not started yet.", may_start="Start")
     if status == "done":
-        report = run.read_report() if run.report_json.is_file() else {}
-        words, advice = f"Stopped: {report.get('stopped')}", how_to_go_on(process, report)
-        return Status(name="done", words=words, advice=advice, may_start="" if advice else "Start")
+        return _stopped(process, run.read_report() if run.report_json.is_file() else {})
     name, words = ENDS.get(status, (status, status))
     error, _, advice = str(content.get("error", "")).partition("\n")
     return Status(
@@ -151,34 +202,21 @@ def status_of(process: LoopProcess) -> Status:
     )
 
 
-def how_to_go_on(process: LoopProcess, report: Mapping[str, Any]) -> str:
-    """What has to change before a loop that is done can go on; empty if it can.
-
-    The rule is that of `rlhf loop` (`reason_to_stop`).
-
-    Args:
-        process: the loop.
-        report: its report.json.
-    """
-    try:
-        rounds, values = report.get("rounds", []), process.current_values()
-    except InputError as error:  # somebody is editing the file
-        return str(error)
-    found: list[tuple[str, str, str]] = []
-    if rounds and len(rounds) >= values["rounds"]:
-        found.append(("rounds", str(values["rounds"]), f"{len(rounds) + 1} or more"))
-    if rounds and values["stop_without_gain"] and rounds[-1]["outcome"] != "better":
-        found.append(("stop_without_gain", "yes", "no"))
-    if not found:
-        return ""
-    is_open = {one.name for one in process.file.open}
-    why = " and ".join(f"{name} is {value}" for name, value, _ in found)
-    what = " and ".join(
-        f"{name} to {wanted} "
-        + ("under Settings" if name in is_open else f"in {process.file.path.name}")
-        for name, _, wanted in found
+def _stopped(process: LoopProcess, report: Mapping[str, Any]) -> Status:
+    blocked = how_to_go_on(process, report)
+    may_start = "" if blocked else "Start"
+    if not report.get("rounds"):
+        words = f"Stopped: {report.get('stopped')}"
+        return Status(name="done", words=words, advice=blocked, may_start=may_start)
+    return Status(
+        name="done",
+        words=verdict(report["rounds"]),
+        more=more_of_verdict(report["rounds"]),
+        why=why_it_stopped(report),
+        figures=str(report["stopped"]) if has_figures(report) else "",
+        options=what_to_do(process, report, blocked),
+        may_start=may_start,
     )
-    return f"Another round cannot start while {why}. Set {what}; then Start appears here."
 
 
 def what_it_waits_for(waiting: Waiting) -> str:
@@ -216,7 +254,13 @@ def _running(process: LoopProcess, pause: Pause | None) -> Status:
         status = replace(status, waits_for=what_it_waits_for(waiting))
         if name == "running":
             return status
-        return replace(status, may_train=waiting.new > 0, advice=what_is_missing(waiting))
+        return replace(
+            status,
+            may_train=waiting.new > 0,
+            advice=what_is_missing(waiting),
+            samples=waiting.about_samples,
+            lacks_own_rankings=waiting.lacks_own_rankings,
+        )
     if phase.startswith("paused"):
         words = f"Paused by {pause.by} since {clock(pause.at)}."
         return Status(name="paused", words=words, may_start="Resume", waits_for="Paused.")

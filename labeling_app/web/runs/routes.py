@@ -9,6 +9,7 @@ from anyio.to_thread import run_sync
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
+from labeling_app.db.connection import Connections
 from labeling_app.web.access.content_policy import HEADER, policy_of_report
 from labeling_app.web.lead.frame import LeadFrame, sender_of
 from labeling_app.web.request_bodies import json_errors
@@ -19,7 +20,7 @@ from rlhf.diagnose import as_input_error
 from rlhf.endpoints.request_bodies import read_json
 from rlhf.errors import InputError, RlhfError
 from rlhf.records.documents import REMEDY
-from rlhf.records.wording import counted
+from rlhf.records.wording import counted, num_people
 
 PATH = "/lead/runs"
 FILES = Path(__file__).parents[1] / "pages" / "runs"
@@ -34,13 +35,16 @@ MAX_ROUND = 100_000
 Payload = dict[str, Any]
 
 
-def add_runs_page(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
+def add_runs_page(
+    app: FastAPI, frame: LeadFrame, process: LoopProcess, connections: Connections
+) -> None:
     """Serve the page.
 
     Args:
         app: gets the routes.
         frame: of the pages for leads.
         process: the loop.
+        connections: the label database.
     """
     frame.add_to_navigation("Runs", PATH)
     frame.add_files(FILES / "runs.css", FILES / "runs.js")
@@ -50,7 +54,7 @@ def add_runs_page(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
     @app.get(PATH)
     def page(request: Request) -> HTMLResponse:
         try:
-            return frame.page(request, "runs/runs.html", **_content(process))
+            return frame.page(request, "runs/runs.html", **_content(process, connections))
         except InputError as error:
             return frame.broken_page(request, "Runs", error)
 
@@ -58,7 +62,7 @@ def add_runs_page(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
     def state() -> HTMLResponse:
         template = frame.templates.get_template("runs/state.html")
         try:
-            return HTMLResponse(template.render(_content(process)))
+            return HTMLResponse(template.render(_content(process, connections)))
         except InputError as error:  # the page shows it beside what it has
             raise HTTPException(
                 status_code=500, detail=f"{error.problem}. {error.remedy}"
@@ -89,7 +93,7 @@ def _with_way_back(report: str) -> str:
     return report.replace("<body>", f"<body>\n{WAY_BACK}", 1)
 
 
-def _content(process: LoopProcess) -> Payload:
+def _content(process: LoopProcess, connections: Connections) -> Payload:
     """The values of the page.
 
     Raises:
@@ -97,7 +101,7 @@ def _content(process: LoopProcess) -> Payload:
     """
     with as_input_error(f"A file in {process.file.out} is not what rlhf loop writes", REMEDY):
         try:
-            return content(process)
+            return content(process, connections)
         except RlhfError:
             raise
         except Exception:  # perhaps a bug here, not in the file: the log needs the traceback
@@ -150,11 +154,13 @@ def answer(process: LoopProcess, name: str, payload: Payload) -> Payload:
 
 
 def _asked(process: LoopProcess, number: int) -> str:
-    new = process.ask_people(number)
+    new, people = process.ask_people(number)
     if not new:
         return f"All pairs of round {number} are on the board already."
+    verb = "is" if new == 1 else "are"
     return (
-        f"{counted(new, 'pair')} of round {number} {'is' if new == 1 else 'are'} on the board now."
+        f"{counted(new, 'pair')} of round {number} {verb} on the board now, each for "
+        f"{num_people(people)}."
     )
 
 

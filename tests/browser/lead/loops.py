@@ -1,13 +1,18 @@
 """Settings files and databases of loops for the tests of the Runs page."""
 
+from collections.abc import Callable
 from pathlib import Path
+
+from playwright.sync_api import Page, expect
 
 from labeling_app.annotators.users import Users
 from labeling_app.db.store import Store
 from rlhf.cli import main
-from tests.browser.lead.pages import PASSWORD
+from tests.browser.conftest import App
+from tests.browser.lead.pages import PASSWORD, SECONDS
 from tests.pipeline.loop import write_prompts
 
+OpenAs = Callable[..., Page]
 PEOPLE = {"lea": "lead", "ann": "annotator"}
 STAGES = """
 stages:
@@ -41,3 +46,11 @@ def add_people(db: Path, *names: str) -> None:
     with Store(db) as store:
         for name in names:
             Users(store).add(name, PEOPLE[name], PASSWORD)
+
+
+def serve(file: Path, *arguments: str, kind: type[App] = App) -> App:
+    return kind(file.parent / "out" / "labels.db", "--loop", str(file), *arguments)
+
+
+def wait_for_status(page: Page, words: str) -> None:
+    expect(page.locator(".status")).to_contain_text(words, timeout=1000 * SECONDS)

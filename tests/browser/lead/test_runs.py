@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,88 +12,27 @@ from playwright.sync_api import Page, expect
 
 from labeling_app.db.board.overlap import num_open
 from labeling_app.db.store import Store
-from rlhf.records.jsonl import write_json, write_jsonl
+from rlhf.records.jsonl import write_jsonl
 from rlhf.run.loops.promotion import promoted_round, read_promotions
-from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 from tests.browser.accessibility import require_accessible
-from tests.browser.boards import RUNS
 from tests.browser.conftest import App, ProcessApp, submit_as_shown
-from tests.browser.lead.loops import add_people, fill, write_loop
+from tests.browser.lead.loops import (
+    OpenAs,
+    add_people,
+    fill,
+    serve,
+    wait_for_status,
+    write_loop,
+)
 from tests.browser.lead.pages import (
     SECONDS,
     agreement,
     invite,
-    sign_in,
     upload,
-    wait_longer,
 )
-from tests.rlhf.run.loops.folders import make_loop, make_round
 
 pytestmark = pytest.mark.browser
-
-RATE = {"value": 0.62, "low": 0.55, "high": 0.69, "level": 0.95, "n": 60, "p_value": 0.004}
-OpenAs = Callable[..., Page]
-
-
-def serve(file: Path, *arguments: str, kind: type[App] = App) -> App:
-    return kind(file.parent / "out" / "labels.db", "--loop", str(file), *arguments)
-
-
-@pytest.fixture
-def open_as(open_page: Callable[..., Page]) -> OpenAs:
-    """Open a page of an app as somebody, in a browser of their own."""
-
-    def opening(app: App, name: str, path: str = "") -> Page:
-        def prepare(page: Page) -> None:
-            wait_longer(page)
-            sign_in(page, app, name)
-
-        return open_page(app.url, prepare, path)
-
-    return opening
-
-
-@pytest.fixture
-def end_loop() -> Iterator[list[Path]]:
-    """Folders whose processes are killed at the end."""
-    folders: list[Path] = []
-    yield folders
-    for out in folders:
-        for folder in (out, *out.glob("round-*/*")):
-            for beat in read_heartbeats(folder / "heartbeat"):
-                if not process_has_ended(beat):
-                    os.kill(beat.pid, signal.SIGKILL)
-
-
-def wait_for_status(page: Page, words: str) -> None:
-    expect(page.locator(".status")).to_contain_text(words, timeout=1000 * SECONDS)
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[App]:
-    """A loop with two evaluated rounds whose texts try to run, and its server."""
-    file = write_loop(tmp_path, "m", "lead_may: [rounds, stages.ppo.steps]")
-    fill(tmp_path)
-    out = make_loop(tmp_path / "out", "m", status="failed", error=f"InputError: {RUNS}")
-    entries, results = [], []
-    for number in range(2):
-        folder = make_round(out, number)
-        page = RunDir(folder / "evaluate").report_html
-        page.write_text(f"{page.read_text('utf-8')}<p>{number}</p>", encoding="utf-8")
-        started = {"started_at": "2026-01-01T00:00:00+00:00", "seconds": 61.0, "exit_code": 0}
-        stages = ("export", "ppo", "evaluate")
-        entries += [{"round": number, "stage": name, **started} for name in stages]
-        rates = {"original": RATE, "before": RATE}
-        outcome = "better" if number else "unproven"
-        found = {"round": number, "judge": RUNS, "win_rate": rates, "outcome": outcome}
-        results.append({**found, "rankings": 1200, "new_rankings": 60, "accuracy": RATE})
-    write_json(out / "commands.json", {"commands": entries})
-    write_json(out / "report.json", {"rounds": results, "stopped": None})
-    (out / "loop.log").write_text(f"Round 1: {RUNS}\n", encoding="utf-8")
-    app = serve(file)
-    yield app
-    app.stop()
 
 
 def test_a_lead_reads_promotes_and_rolls_back(made: App, open_as: OpenAs) -> None:
@@ -217,7 +156,11 @@ def test_a_loop_is_started_paused_killed_and_resumed_in_the_browser(
     expect(page.locator(".stage-done")).to_contain_text("generate")
     require_accessible(page, "a running loop")
 
-    page.get_by_role("button", name="Pause after this stage").click()
+    expect(page.get_by_role("button", name="Pause after this stage")).to_have_count(0)
+    expect(page.locator('[aria-labelledby="status"]')).to_contain_text(
+        "Train now, which starts the round with fewer rankings, appears here"
+    )
+    page.get_by_role("button", name="Pause", exact=True).click()
     wait_for_status(page, "Paused by lea since ")
     page.fill("[name=new_rankings]", "2")
     page.get_by_role("button", name="Save settings").click()
@@ -298,8 +241,10 @@ def first_round(lead: Page, app: App, people: list[Page]) -> None:
     lead.goto(app.url + "lead/runs")
     wait_for_status(lead, "Waiting for rankings: 30 of 150.")
     lead.get_by_role("button", name="Train now").click()
-    wait_for_status(lead, "Stopped: 1 of 1 round is done.")
-    expect(lead.locator(".advice")).to_have_text(
+    wait_for_status(lead, "The policy of round 0 is ")
+    now = lead.locator('[aria-labelledby="status"]')
+    expect(now).to_contain_text("The loop has stopped because 1 of 1 round is done.")
+    expect(lead.locator(".options li").last).to_have_text(
         "Another round cannot start while rounds is 1. Set rounds to 2 or more under Settings; "
         "then Start appears here."
     )
@@ -324,7 +269,9 @@ def next_round(lead: Page, app: App, people: list[Page]) -> None:
     for person in people:
         person.reload()
         rank(person, 16, 17)
-    wait_for_status(lead, "Stopped: 2 of 2 rounds are done.")
+    expect(lead.locator('[aria-labelledby="status"]')).to_contain_text(
+        "The loop has stopped because 2 of 2 rounds are done.", timeout=1000 * SECONDS
+    )
     expect(lead.locator(".round")).to_have_count(2)
     require_accessible(lead, "two rounds")
 
@@ -353,8 +300,8 @@ def ask_people(lead: Page, app: App) -> None:
     before = open_tasks(app)
     lead.goto(app.url + "lead/runs")
     lead.click("#ask-1")
-    expect(lead.locator("main > .said")).to_contain_text("of round 1 are on the board now.")
-    expect(lead.locator(".round").first).to_contain_text("People were asked about ")
+    expect(lead.locator("main > .said")).to_contain_text("are on the board now, each for 2 people.")
+    expect(lead.locator(".round").first).to_contain_text("votes are in, from 0 people")
     require_accessible(lead, "people were asked")
     lead.click("#votes-1")
     expect(lead.locator("main > .problem")).to_contain_text("Nobody has voted on round 1 yet.")

@@ -22,7 +22,7 @@ function replaceParts(text) {
     if (old && shown.get(name) === part.outerHTML) return;
     if (old && name === 'settings' && (hasFocus || edited().length)) return;
     shown.set(name, part.outerHTML);
-    const focused = hasFocus && document.activeElement.id;
+    const wanted = hasFocus ? focusAfter(document.activeElement) : [];
     const opened = old ? [...old.querySelectorAll('details[open]')].map(({ id }) => id) : [];
     const log = old && old.querySelector('pre');
     const scrolled = log && !isAtEnd(log) ? log.scrollTop : null;
@@ -30,8 +30,17 @@ function replaceParts(text) {
     else state.insertBefore(document.adoptNode(part), all('#state > [data-part]')[place] || null);
     for (const details of part.querySelectorAll('details')) details.open = opened.includes(details.id);
     for (const box of part.querySelectorAll('pre')) box.scrollTop = scrolled ?? box.scrollHeight;
-    if (focused) document.getElementById(focused)?.focus();
+    const target = wanted.map(id => document.getElementById(id)).find(Boolean);
+    if (target && target.matches(':is(h2, h3)')) target.tabIndex = -1;
+    if (target) target.focus({ preventScroll: true });
   });
+}
+
+// The ids of what gets the focus when a part is replaced, the best first: the element itself, what
+// takes its place, the heading above it.
+function focusAfter(element) {
+  const around = element.closest('[aria-labelledby]');
+  return [element.id, element.dataset.next, around && around.getAttribute('aria-labelledby')].filter(Boolean);
 }
 
 // What is shown stays while the server is away or cannot answer, and the page says since when.

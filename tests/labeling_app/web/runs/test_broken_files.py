@@ -8,6 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from labeling_app.annotators.users import User
+from labeling_app.db.store import Store
 from labeling_app.web.access.middleware import USER
 from labeling_app.web.lead.frame import LeadFrame
 from labeling_app.web.runs.loop_file import LoopFile
@@ -29,13 +30,13 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def visit(out: Path) -> Open:
+def visit(out: Path, store: Store) -> Open:
     """Open an address as a lead."""
     names = {"first": ("ppo", "evaluate"), "later": ("ppo", "evaluate")}
     limits = {"rounds": 3, "stop_without_gain": True}
     file = LoopFile(path=out.parent / "l.yaml", out=out, open=(), **names, **limits)
     app = FastAPI()
-    add_runs_page(app, LeadFrame(), LoopProcess(file))
+    add_runs_page(app, LeadFrame(), LoopProcess(file), store.connections)
     lea = User(name="lea", role="lead", disabled=False, epoch=0)
 
     async def as_lead(scope, receive, send) -> None:

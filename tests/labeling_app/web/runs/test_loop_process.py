@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ OPEN = (
     "stages.ppo.kl.coefficient",
     "stages.ppo.advantages",
 )
+RATE = {"value": 0.62, "low": 0.55, "high": 0.69, "level": 0.95, "n": 60, "p_value": 0.004}
 FILE = """\
 out: {out}
 model: m
@@ -310,37 +310,6 @@ def test_a_lead_asks_people_about_a_round(process: LoopProcess) -> None:
     assert send(process, "votes", round=-1) == "There is no such round. Reload the page."
 
 
-def test_start_is_offered_only_where_another_round_can_start(process: LoopProcess) -> None:
-    out = make_loop(process.file.out, "m")
-    rounds = [{"outcome": "better"}, {"outcome": "better"}, {"outcome": "unproven"}]
-    write_json(out / "report.json", {"rounds": rounds, "stopped": "x"})
-    status = status_of(process)
-    assert (status.name, status.may_start) == ("done", "")
-    assert status.advice == (
-        "Another round cannot start while rounds is 3 and stop_without_gain is yes. Set rounds to "
-        "4 or more under Settings and stop_without_gain to no under Settings; then Start appears "
-        "here."
-    )
-    assert change(process, rounds=4) == ""
-    assert "while stop_without_gain is yes. Set stop" in status_of(process).advice
-    file = process.file.path
-    file.write_text(f"stop_without_gain: false\n{file.read_text('utf-8')}", encoding="utf-8")
-    status = status_of(process)  # the file as it is now
-    assert (status.may_start, status.advice) == ("Start", "")
-    text = file.read_text("utf-8")
-    hyphens = text.replace("stop_without_gain: false", "stop-without-gain: true")
-    file.write_text(hyphens, encoding="utf-8")
-    assert "while stop_without_gain is yes" in status_of(process).advice
-    file.write_text("rounds: [", encoding="utf-8")
-    assert "loop.yaml is not valid YAML" in status_of(process).advice
-    file.write_text(text, encoding="utf-8")
-    closed = LoopProcess(replace(process.file, open=(), stop_without_gain=False))
-    assert status_of(closed).advice == (
-        "Another round cannot start while rounds is 3. Set rounds to 4 or more in loop.yaml; then "
-        "Start appears here."
-    )
-
-
 def test_the_remedy_of_an_error_is_shown(process: LoopProcess) -> None:
     make_loop(
         process.file.out, "m", status="failed", error="InputError: No prompts\n  Upload some."
@@ -365,7 +334,7 @@ def test_every_page_of_a_lead_opens_beside_runs(process: LoopProcess, store: Sto
     save_rubric(store.connections, "Be kind.", "lea")
     app = FastAPI()
     frame = add_lead_pages(app, Board(store, TaskQueue(store)), 1_000)
-    add_runs_page(app, frame, process)
+    add_runs_page(app, frame, process, store.connections)
     lea = User(name="lea", role="lead", disabled=False, epoch=0)
 
     async def as_lead(scope: Any, receive: Any, send: Any) -> None:
@@ -379,16 +348,18 @@ def test_every_page_of_a_lead_opens_beside_runs(process: LoopProcess, store: Sto
     assert run_async(open_all()) == [200] * 5
 
 
-def test_the_page_says_what_the_rounds_have_cost(process: LoopProcess) -> None:
+def test_the_page_says_what_the_rounds_have_cost(process: LoopProcess, store: Store) -> None:
     out = make_loop(process.file.out, "m")
     cost = {"device_hours": 1.5, "price_per_hour": 2.0, "price": 3.0, "annotator_hours": 4.25}
     write_json(out / "report.json", {"rounds": [], "cost": cost})  # the loop was started
-    assert content(process)["cost"] == ""
-    write_json(out / "report.json", {"rounds": [{"round": 0, "outcome": "better"}], "cost": cost})
+    assert content(process, store.connections)["cost"] == ""
+    rates = {"before": RATE, "original": RATE}
+    one = {"round": 0, "outcome": "better", "judge": "people", "win_rate": rates}
+    write_json(out / "report.json", {"rounds": [one], "cost": cost})
     frame = LeadFrame()
     frame.add_filters(**FILTERS)
     lea = User(name="lea", role="lead", disabled=False, epoch=0)
-    page = frame.render("runs/state.html", lea, "/lead/runs", **content(process))
+    page = frame.render("runs/state.html", lea, "/lead/runs", **content(process, store.connections))
     said = "Cost: 1.5 device-hours at 2 each: 3, and 4.25 annotator-hours. Counted when a round"
     assert said in page
 

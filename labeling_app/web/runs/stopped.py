@@ -1,0 +1,125 @@
+"""What a loop that has stopped tells a lead: is the policy better, why it stopped, what to do."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labeling_app.web.runs.loop_process import LoopProcess
+from rlhf.errors import InputError
+from rlhf.run.intervals import outcome
+from rlhf.run.loops.asking import read_asked
+from rlhf.run.loops.promotion import promoted_round, read_promotions
+from rlhf.run.rundir import RunDir
+
+PEOPLE = "people"  # as a judge
+OWN_JUDGE = "which it was trained against"
+OUTCOMES = {
+    "better": "is better than {other}: it wins {share} of the comparisons",
+    "worse": "is worse than {other}: it wins only {share} of the comparisons",
+    "unproven": "is not proven better than {other}: it wins {share} of the comparisons, which can "
+    "be chance",
+}
+
+
+def verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """Whether the newest policy is better than the one before, for people who read no statistics.
+
+    Args:
+        rounds: those of the loop's report.json.
+    """
+    newest = rounds[-1]
+    number = newest["round"]
+    other = f"that of round {number - 1}" if number else "the original model"
+    found = _compared(newest["win_rate"]["before"], newest["outcome"], other)
+    return f"The policy of round {number} {found}."
+
+
+def more_of_verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """How the newest policy compares with the original model, and who says so."""
+    newest = rounds[-1]
+    rate, said = newest["win_rate"]["original"], ""
+    if newest["round"] and rate:
+        said = f"It {_compared(rate, outcome(rate), 'the original model')}. "
+    if newest["judge"].endswith(OWN_JUDGE):
+        return f"{said}The judge is the reward model that trained it, which alone proves little."
+    return f"{said}Judged by {newest['judge']}."
+
+
+def _compared(rate: Mapping[str, Any], found: str, other: str) -> str:
+    share = f"{100 * rate['value']:.0f} %"
+    return OUTCOMES[found].format(other=other, share=share)
+
+
+def has_figures(report: Mapping[str, Any]) -> bool:
+    """Whether the loop's own reason is the result of its newest round, with figures."""
+    return str(report.get("stopped")).startswith(f"Round {report['rounds'][-1]['round']}: ")
+
+
+def why_it_stopped(report: Mapping[str, Any]) -> str:
+    """Why no other round has begun, without figures."""
+    newest, stopped = report["rounds"][-1], str(report.get("stopped"))
+    if not has_figures(report):
+        return f"The loop has stopped because {stopped}"  # 3 of 3 rounds are done
+    if newest["outcome"] == "better":
+        return "The loop had stopped, but people's votes show a gain now."
+    return "The loop has stopped because this round is not a proven gain (stop_without_gain)."
+
+
+def what_to_do(process: LoopProcess, report: Mapping[str, Any], blocked: str) -> list[str]:
+    """What a lead can do now, the most useful first.
+
+    Args:
+        process: the loop.
+        report: its report.json.
+        blocked: what has to change before another round can start; empty: nothing.
+
+    Raises:
+        InputError: a file of the loop is broken.
+    """
+    rounds = report["rounds"]
+    newest, out = rounds[-1], process.file.out
+    gained = [one["round"] for one in rounds if one["outcome"] == "better"]
+    promoted = promoted_round(read_promotions(out))
+    found = []
+    if gained and gained[-1] != promoted:
+        found.append(f"Promote the policy of round {gained[-1]}, the newest that gained.")
+    if not gained:
+        found.append("Keep the original model: no round is a proven gain.")
+    number = newest["round"]
+    if newest["judge"] != PEOPLE:
+        asked = read_asked(RunDir(out / f"round-{number}" / "evaluate"))
+        found.append(
+            f"Ask people about round {number}: they are the best judge, and were not asked."
+            if asked is None
+            else f"Count votes on round {number} once people have voted: then they are the judge."
+        )
+    return [*found, blocked or "Start begins another round."]
+
+
+def how_to_go_on(process: LoopProcess, report: Mapping[str, Any]) -> str:
+    """What has to change before a loop that is done can go on; empty if it can.
+
+    The rule is that of `rlhf loop` (`reason_to_stop`).
+
+    Args:
+        process: the loop.
+        report: its report.json.
+    """
+    try:
+        rounds, values = report.get("rounds", []), process.current_values()
+    except InputError as error:  # somebody is editing the file
+        return str(error)
+    found: list[tuple[str, str, str]] = []
+    if rounds and len(rounds) >= values["rounds"]:
+        found.append(("rounds", str(values["rounds"]), f"{len(rounds) + 1} or more"))
+    if rounds and values["stop_without_gain"] and rounds[-1]["outcome"] != "better":
+        found.append(("stop_without_gain", "yes", "no"))
+    if not found:
+        return ""
+    is_open = {one.name for one in process.file.open}
+    why = " and ".join(f"{name} is {value}" for name, value, _ in found)
+    what = " and ".join(
+        f"{name} to {wanted} "
+        + ("under Settings" if name in is_open else f"in {process.file.path.name}")
+        for name, _, wanted in found
+    )
+    return f"Another round cannot start while {why}. Set {what}; then Start appears here."
