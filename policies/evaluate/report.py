@@ -60,7 +60,7 @@ from markupsafe import Markup
 from policies.evaluate import plots
 from rlhf.planning.price import JUDGES, amount
 from rlhf.records.jsonl import write_json, write_text_atomically
-from rlhf.run.intervals import outcome
+from rlhf.run.intervals import FEW_PROMPTS, outcome
 
 TITLES = {"reference": "Original", "policy": "New", "rival": "Other"}
 DEFAULT_KINDS = {"people": "people", "ai": "AI judge", "gold": "signal", "reward": "reward model"}
@@ -88,7 +88,6 @@ CURVES = {
     "entropy": "Entropy, nats per token",
 }
 NUM_OPEN = 10
-FEW_PROMPTS = 30
 
 
 @dataclass(frozen=True, kw_only=True)

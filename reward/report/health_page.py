@@ -19,6 +19,7 @@ from reward.report.annotators import describe_annotators
 from reward.report.learning_curve import describe_curve, forecasts_of
 from rlhf.planning.price import cost_in_words
 from rlhf.records.jsonl import write_text_atomically
+from rlhf.run.intervals import FEW_PROMPTS, MIN_PROMPTS
 
 ACCENT, GREY = "#2563eb", "#94a3b8"
 SIZE = (4.8, 3.4)  # inches
@@ -37,6 +38,8 @@ def write_page(path: Path, report: Mapping[str, Any], rewards: Sequence[float]) 
     page = _template().render(
         report=report,
         health=report["health"],
+        min_prompts=MIN_PROMPTS,
+        few_prompts=FEW_PROMPTS,
         worst=report["worst"],
         annotators=list(describe_annotators(report.get("annotators", {}))),
         cost=cost_in_words(report["cost"]) if "cost" in report else "",

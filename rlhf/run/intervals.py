@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 NORMAL_975 = 1.959964  # 97.5 % of a normal distribution are below it
 MIN_PROMPTS = 5  # resampling fewer gives intervals that are far too narrow
+FEW_PROMPTS = 30  # an interval of fewer is a rough guide, and proves nothing by itself
 TOO_FEW = "too few prompts for an interval"
 SIGNIFICANCE = 0.05
 

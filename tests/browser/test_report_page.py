@@ -10,8 +10,11 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from policies.evaluate.report import ReportSample, write_report
+from reward.report.health_page import write_page
 from rlhf.run.rundir import RunDir
+from tests.browser.accessibility import require_accessible
 from tests.policies.conftest import done, inputs
+from tests.reward.report.test_health_page import report as reward_report
 
 __all__ = ["done", "inputs"]
 
@@ -169,3 +172,24 @@ def test_a_real_evaluation_shows_the_numbers_of_its_report_json(
             found = found[int(key) if isinstance(found, list) else key]
         assert found == value, path
     assert min(widths) > 100
+
+
+def test_the_report_of_a_reward_model_fits_a_phone(tmp_path: Path, browser: Browser) -> None:
+    """Six and seven columns with long words scroll in their own boxes; the page does not."""
+    accuracy = {"value": 1.0, "low": None, "high": None, "pairs": 1, "prompts": 1}
+    reliability = {"value": 0.9, "low": 0.8, "high": 0.95, "shared": 12}
+    weights = {"weight": 1, "judgements": 1234, "share": 0.5, "reliability": reliability}
+    counts = {"train": {"all": 1, "good": 1}, "held_out": {"all": 1}, "weight": 1}
+    kind = {**counts, "accuracy": {**accuracy, "commoner": 0.5}}
+    content = reward_report([], [], []) | {
+        "accuracy": accuracy,
+        "annotators": {"a" * 40: weights, "signal:tests.pipeline.signals:count_vowels": weights},
+        "judgements": {"pairs": kind, "all_bad": kind},
+        "thresholds": {"ann": {**kind, "threshold": 0.1, "fitted": True}},
+    }
+    write_page(tmp_path / "report.html", content, [0.0, 1.0])
+    with opened_quietly(browser, tmp_path / "report.html") as page:
+        for width in (390, 320):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+        require_accessible(page, "the report of a reward model")

@@ -1,5 +1,7 @@
 import shutil
 
+import pytest
+
 from reward.data.groups import Group, Pair
 from reward.report.health import Verdict, collect_verdicts, measure_health
 from reward.report.health_page import draw_histogram, draw_reliability, write_page
@@ -61,6 +63,27 @@ def test_a_page_of_few_prompts_claims_no_interval(tmp_path):
     assert "(too few prompts for an interval)" in page
     assert "<td>75 %</td><td>too few prompts</td><td>8</td>" in page
     assert "95 % interval 50" not in page
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "verdict"),
+    [
+        ({"value": 1.0, "low": None, "high": None, "pairs": 1, "prompts": 1}, "Too few to say."),
+        ({"value": 1.0, "low": 1.0, "high": 1.0, "pairs": 29, "prompts": 29}, "A rough guide."),
+        ({"value": 0.8, "low": 0.7, "high": 0.9, "prompts": 30}, "Better than chance."),
+        ({"value": 0.6, "low": 0.5, "high": 0.7, "prompts": 90}, "Not proven better than chance."),
+        ({"value": 0.2, "low": 0.1, "high": 0.3, "prompts": 90}, "Worse than chance."),
+    ],
+)
+def test_the_verdict_comes_before_the_number(tmp_path, accuracy, verdict):
+    content = report([], [], []) | {"accuracy": {"pairs": 60} | accuracy}
+    write_page(tmp_path / "r.html", content, [0.0, 1.0])
+    page = (tmp_path / "r.html").read_text()
+    assert page.index(f"<strong>{verdict}</strong>") < page.index("ordered as judged")
+    hint = "prompts prove nothing, whatever the share. Let people rank more prompts of the test"
+    assert (hint in page) is (accuracy["prompts"] < 30)
+    assert ('class="big">100 %' in page) is (verdict == "A rough guide.")  # one of one is not big
+    assert ("of 1 held-out preference ordered" in page) is (verdict == "Too few to say.")
 
 
 def test_a_page_without_judgments_or_disagreements_still_reads(tmp_path):
