@@ -14,6 +14,7 @@ from rlhf.errors import InputError
 from rlhf.records.documents import REMEDY, Document
 from rlhf.records.schema import is_finite_number
 from rlhf.run.intervals import in_words
+from rlhf.run.loops.estimates import estimate_in_round
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import ALWAYS_RESUMES, STAGE_COMMANDS, RunDir
 from rlhf.run.telemetry.progress_count import duration
@@ -158,12 +159,12 @@ def _doing(run: RunDir, content: dict[str, Any]) -> StageStatus:
     heartbeat = running_heartbeat(run.heartbeat) if content["status"] == "running" else None
     if heartbeat is None:
         return {}
-    left = heartbeat.work and heartbeat.work.left()
-    of_what = "" if heartbeat.work and heartbeat.work.is_stage else " of that"
-    left_in_words = f", about {duration(left)} left{of_what}" if left else ""
+    found = estimate_in_round(run)
+    left = found.left_seconds
+    left_in_words = "" if left is None else f", about {duration(left)} left"
     waits = content["stage"] == "loop" and heartbeat.phase.startswith("waiting")
     return {
-        "phase": heartbeat.doing + (left_in_words),
+        "phase": (found.doing or heartbeat.doing) + left_in_words,
         "status": "waiting" if waits else "running",
     }
 

@@ -4,18 +4,17 @@ The time that is left is an estimate only where there is a measure: what the run
 itself, or the same stage of an earlier round. Else there is none.
 """
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from labeling_app.web.runs.loop_file import LoopFile
 from rlhf.run.loops.asking import Asked, read_asked
 from rlhf.run.loops.commands import FOLDERS, read_commands, run_folder
+from rlhf.run.loops.estimates import estimate, left_of, seconds_since, usual_seconds
 from rlhf.run.rundir import RunDir
 from rlhf.run.telemetry.progress_count import duration
-from rlhf.run.watchdog import running_heartbeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +141,7 @@ def _stage(
     file: LoopFile, entries: Sequence[Mapping[str, Any]], number: int, name: str, is_running: bool
 ) -> StageView:
     own = [one for one in entries if (one["round"], one["stage"]) == (number, name)]
-    earlier = [one["seconds"] for one in entries if one["stage"] == name and one["exit_code"] == 0]
-    usual = earlier[-1] if earlier else None
+    usual = usual_seconds(entries, name)
     run = run_folder(file.run, number, name)
     if _is_done(entries, own, run.path if name in FOLDERS else None):
         return StageView(name=name, status="done", seconds=_seconds(own))
@@ -151,10 +149,16 @@ def _stage(
         return StageView(name=name, status="not started", left_seconds=usual)
     if not (is_running and own[-1]["exit_code"] is None and own[-1] is entries[-1]):
         return StageView(name=name, status="stopped", seconds=_seconds(own), left_seconds=usual)
-    seconds = time.time() - datetime.fromisoformat(own[-1]["started_at"]).timestamp()
-    left = None if usual is None or seconds > usual else usual - seconds
-    running = StageView(name=name, status="running", seconds=max(0.0, seconds), left_seconds=left)
-    return _counted(running, run)
+    seconds = seconds_since(own[-1]["started_at"])
+    found = estimate(run, left_of(usual, seconds))
+    return StageView(
+        name=name,
+        status="running",
+        seconds=seconds,
+        doing=found.doing,
+        share=found.share,
+        left_seconds=found.left_seconds,
+    )
 
 
 def _is_done(
@@ -174,30 +178,6 @@ def _seconds(own: Sequence[Mapping[str, Any]]) -> float | None:
     """How long a stage took in all its attempts; None where the end of one is not known."""
     known = [one["seconds"] for one in own if "seconds" in one]
     return sum(known) if known and len(known) == len(own) else None
-
-
-def _counted(stage: StageView, run: RunDir) -> StageView:
-    """A running stage with what it does and counts, and the time that this leaves.
-
-    If it counts only a part of its work, the rest is known only from an earlier round.
-    """
-    heartbeat = running_heartbeat(run.heartbeat)
-    if heartbeat is None:
-        return stage
-    stage = replace(stage, doing=heartbeat.doing)
-    if (work := heartbeat.work) is None:
-        return stage
-    stage, left = replace(stage, share=work.share), work.left()
-    if left is None:
-        return stage
-    if work.is_stage:
-        return replace(stage, left_seconds=left)
-    usual = stage.left_seconds
-    return replace(
-        stage,
-        doing=f"{stage.doing}, about {duration(left)} left of that",
-        left_seconds=None if usual is None else max(left, usual),
-    )
 
 
 def clock(text: str) -> str:
