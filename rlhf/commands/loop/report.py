@@ -32,7 +32,7 @@ def read_rounds(out: Path) -> list[Round]:
     """The rounds whose evaluation is done, the first one first.
 
     `new_rankings` is None where somebody else than the loop exported them, `rankings_of_samples`
-    (how many of these are of the round's own samples) in the first round, too.
+    (how many of these people made of the round's own samples) in the first round, too.
 
     Raises:
         InputError: a report is broken.

@@ -135,8 +135,8 @@ def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[s
 
 
 def _own_tasks(settings: LoopSettings, number: int) -> list[int]:
-    """The tasks of the samples that a round has put on the board; of the first, none."""
-    if not number:
+    """The tasks of a later round's samples, where people rank: others rank without a task."""
+    if not number or not settings.waits_for_people:
         return []
     [stage] = [one for one in stages_of_round(settings, number) if one.name == "round"]
     return own_tasks(settings.database, stage.given["policy"] / "policy")

@@ -56,7 +56,8 @@ class Waiting:
         """How many of the round's own samples are ranked, and what else the new rankings are of.
 
         Empty in the first round. Rankings that were made since the last export, also while the
-        round before was trained, are new whatever they are of.
+        round before was trained, are new whatever they are of; imports, live mode and feedback
+        are from elsewhere.
         """
         if not self.samples:
             return ""
@@ -64,14 +65,14 @@ class Waiting:
         verb = "is" if self.samples_ranked < 2 else "are"
         ranked = f"{self.samples_ranked:,}" if self.samples_ranked else "None"
         yet = "" if self.samples_ranked else " yet"
-        said = f"{ranked} of {tasks} {verb} ranked{yet}"
+        said = f"{ranked} of {tasks} {verb} ranked on the board{yet}"
         others = max(0, self.new - self.of_samples)
         if not others:
             return f"{said}."
         which = f"all {others:,}" if others == self.new else f"{others:,} of the {self.new:,}"
         if self.new == 1:
-            return f"{said}; the new ranking is of another task."
-        return f"{said}; {which} new rankings are of other tasks."
+            return f"{said}; the new ranking is of another task or from elsewhere."
+        return f"{said}; {which} new rankings are of other tasks or from elsewhere."
 
 
 def write_waiting(out: Path, waiting: Waiting) -> None:

@@ -68,8 +68,8 @@ def test_a_waiting_round_says_whose_rankings_there_are(made: App, open_as: OpenA
         page = open_as(made, "lea", "lead/runs")
         wait_for_status(page, "Waiting for rankings: 16 of 20.")
         expect(page.locator(".samples")).to_have_text(
-            "None of this round's 24 new samples is ranked yet; all 16 new rankings are of other "
-            "tasks."
+            "None of this round's 24 new samples is ranked on the board yet; all 16 new rankings "
+            "are of other tasks or from elsewhere."
         )
         buttons = page.locator('[aria-labelledby="status"] button')
         expect(buttons).to_have_text(["Train now", "Pause"])

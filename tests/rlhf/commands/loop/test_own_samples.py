@@ -77,29 +77,29 @@ def test_the_tasks_of_a_rounds_own_samples_are_counted(db: Path) -> None:
 @pytest.mark.parametrize(
     ("new", "ranked", "of_samples", "said"),
     [
-        (0, 0, 0, "None of this round's 24 new samples is ranked yet."),
+        (0, 0, 0, "None of this round's 24 new samples is ranked on the board yet."),
         (
             1,
             0,
             0,
-            "None of this round's 24 new samples is ranked yet; the new ranking is of another "
-            "task.",
+            "None of this round's 24 new samples is ranked on the board yet; the new ranking is of "
+            "another task or from elsewhere.",
         ),
         (
             16,
             0,
             0,
-            "None of this round's 24 new samples is ranked yet; all 16 new rankings are of other "
-            "tasks.",
+            "None of this round's 24 new samples is ranked on the board yet; all 16 new rankings "
+            "are of other tasks or from elsewhere.",
         ),
         (
             20,
             1,
             4,
-            "1 of this round's 24 new samples is ranked; 16 of the 20 new rankings are of other "
-            "tasks.",
+            "1 of this round's 24 new samples is ranked on the board; 16 of the 20 new rankings "
+            "are of other tasks or from elsewhere.",
         ),
-        (4, 2, 4, "2 of this round's 24 new samples are ranked."),
+        (4, 2, 4, "2 of this round's 24 new samples are ranked on the board."),
     ],
 )
 def test_in_words(new: int, ranked: int, of_samples: int, said: str) -> None:
@@ -145,9 +145,9 @@ def test_a_round_that_trains_on_leftovers_says_so(
     ]
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "3 of 4 new rankings, 1 missing; 6 tasks open. None of this round's 2 new samples is "
-        "ranked yet; all 3 new rankings are of other tasks.",
-        "4 of 4 new rankings, 0 missing; 6 tasks open. 1 of this round's 2 new samples is ranked; "
-        "3 of the 4 new rankings are of other tasks.",
+        "ranked on the board yet; all 3 new rankings are of other tasks or from elsewhere.",
+        "4 of 4 new rankings, 0 missing; 6 tasks open. 1 of this round's 2 new samples is ranked "
+        "on the board; 3 of the 4 new rankings are of other tasks or from elsewhere.",
     ]
 
 
@@ -159,7 +159,7 @@ def test_train_now_says_what_it_trains_on(tmp_path: Path) -> None:
         said = runs.describe(settings, runs.run(settings))
         assert said == (
             "The round trains now, with 16 new rankings. None of this round's 24 new samples is "
-            "ranked yet; all 16 new rankings are of other tasks."
+            "ranked on the board yet; all 16 new rankings are of other tasks or from elsewhere."
         )
         older = {"round": 1, "new": 1, "wanted": None, "possible": 9}  # of a loop started before
         write_json(RunDir(out).waiting_file, older)
