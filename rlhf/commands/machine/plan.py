@@ -1,7 +1,7 @@
 """`rlhf plan`: which ways of training a model fit on a machine."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -26,6 +26,10 @@ COMMANDS = {
     "reference": "reference --prompts RANKINGS --model {model} --reward REWARD --out REFERENCE",
     "ppo": "ppo --model {model} --reward REWARD --reference REFERENCE --out POLICY",
 }
+
+FIRST_ROW = 4  # of the table, after two sentences, an empty line and its head
+LIGHTER = "+ fits with fewer sequences in a pass or, in training, --batch.gradient-checkpointing."
+LAST_WAY = {"generate": "vLLM for PPO's sampling", "vllm": "a vLLM that more GPUs share"}
 
 FORECASTING = ("like", "utilization", "sampling_utilization", "amount")
 
@@ -215,6 +219,10 @@ def run(settings: Settings) -> dict[str, Any]:
         }
 
     needs = table(STAGES, lambda stage, option: stage_bytes(stage, option, shape, load, gpus) / GIB)
+    lightest = replace(load, checkpointing=True, batch=1)
+    least = table(
+        STAGES, lambda stage, option: stage_bytes(stage, option, shape, lightest, gpus) / GIB
+    )
     sent = table(
         TRAININGS, lambda stage, option: step_bytes(stage, option, shape, load, passes, gpus) / GIB
     )
@@ -238,6 +246,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "forecast": None if price is None else forecasts(settings, shape, student, price),
         "gib": needs,
         "fits": {n: {s: gib <= usable for s, gib in row.items()} for n, row in needs.items()},
+        "fits_lighter": {n: {s: x <= usable for s, x in row.items()} for n, row in least.items()},
         "fine_tuning_gib": {name: round(one.peak / GIB, 3) for name, one in tuning.items()},
         "sent_gib": sent,
         "seconds": seconds,
@@ -294,9 +303,14 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         " " * NAME_WIDTH + "".join(f"{stage:>12}" for stage in STAGES),
     ]
     for name, row in result["gib"].items():
-        marks = {stage: "*" if result["fits"][name][stage] else " " for stage in STAGES}
+        marks = {
+            stage: "*" if fits else "+" if result["fits_lighter"][name][stage] else " "
+            for stage, fits in result["fits"][name].items()
+        }
         cells = "".join(f"{row[s]:>11,.2f}{marks[s]}" for s in STAGES)
         lines.append(f"{name:{NAME_WIDTH}}{cells}".rstrip())
+    if any("+" in line for line in lines[FIRST_ROW:]):
+        lines.append(LIGHTER)
     usable = settings.gpu_memory * USABLE
     needs = result["fine_tuning_gib"].items()
     tuning = ", ".join(f"{n} {gib:,.2f}{'*' if gib <= usable else ''}" for n, gib in needs)
@@ -309,9 +323,10 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         lines += _rows(result["seconds"])
     if result["forecast"]:
         lines += ["", *forecast_lines(settings, result["forecast"])]
+    last = LAST_WAY[settings.engine]
     lines += [
         "",
-        "Recommended: all weights where they fit, else adapters, else vLLM:",
+        f"Recommended: all weights where they fit, else adapters, else {last}:",
         *(f"  {one}" for one in result["advice"]),
     ]
     if result["ppo_phases_gib"]:

@@ -24,6 +24,8 @@ from tests.reward.conftest import build_record, export
 
 __all__ = ["training"]
 
+MODEL = Path(__file__).parents[3] / "examples" / "six_billion" / "llama_6b"
+
 
 def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["plan", "--model", str(tiny_model), "--batch", "1"]) == 0
@@ -43,9 +45,28 @@ def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureF
         *("sft", "dpo", "dpo", "distill")
     ]
     assert lines[10:12] == [
-        "Recommended: all weights where they fit, else adapters, else vLLM:",
+        "Recommended: all weights where they fit, else adapters, else vLLM for PPO's sampling:",
         "  reward: DDP, up to 1024 sequences in a forward pass.",
     ]
+
+
+def test_a_plus_marks_what_fits_with_a_lighter_pass(capsys: pytest.CaptureFixture) -> None:
+    """Of 160 GiB, 144 are used: DDP of six billion parameters takes 148 for the reward model."""
+
+    def shown(*more: str) -> tuple[dict[str, list[str]], str]:
+        assert cli.main(["plan", "--model", str(MODEL), "--gpu-memory", "160", *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        rows = {line[:17].rstrip(): line[17:].split() for line in lines[4:7]}
+        return {name: [one[-1] for one in cells] for name, cells in rows.items()}, lines[7]
+
+    marks, below = shown()
+    assert [marks[name][:2] for name in ("DDP", "LoRA")] == [["+", "*"], ["*", "*"]]
+    assert marks["DDP"][2] not in "+*"  # PPO holds a critic, too
+    assert below == (
+        "+ fits with fewer sequences in a pass or, in training, --batch.gradient-checkpointing."
+    )
+    marks, below = shown("--gradient-checkpointing", "--batch", "1")
+    assert (marks["DDP"][:2], below) == (["*", "*"], "")
 
 
 def test_several_devices_can_shard(tiny_model: Path) -> None:
