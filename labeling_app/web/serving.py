@@ -62,6 +62,8 @@ class LiveOptions:
     num_responses: int = 2
     note: Note | None = None
     """What is shown under the answers after a vote."""
+    is_first: bool = False
+    """People come for live mode (`rlhf chat`), so that its address is the one to open."""
 
 
 def serve(
@@ -115,7 +117,7 @@ def serve(
             )
         process = None if loop is None else LoopProcess(loop)
         app = _protected_app(board, live, process, users, local, options)
-        _print_address(options, local, has_live=live is not None, has_runs=loop is not None)
+        _print_address(options, local, live_options, has_runs=loop is not None)
         # Imported modules stay; a full garbage collection over them would delay every request.
         gc.freeze()
         serve_app(app, options.host, options.port)
@@ -156,16 +158,20 @@ def _protected_app(
 
 
 def _print_address(
-    options: BoardOptions, local: str | None, *, has_live: bool, has_runs: bool
+    options: BoardOptions, local: str | None, live: LiveOptions | None, *, has_runs: bool
 ) -> None:
+    """One address, the one to open; the app's other pages by their paths."""
     who = f"as [bold]{escape(local)}[/] " if local else ""
     address = http_address(options.host, options.port)
-    console = Console(stderr=True, highlight=False)
-    if has_live:
-        console.print(f"Ask the models at [bold]{address}/live[/]")
-    if has_runs:
-        console.print(f"Leads train and promote at [bold]{address}/lead/runs[/]")
-    console.print(f"Label {who}at [bold]{address}[/]  (Ctrl+C stops)")
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if live is not None and live.is_first:
+        console.print(f"Ask the models {who}at [bold]{address}/live[/]  (Ctrl+C stops)")
+    else:
+        console.print(f"Label {who}at [bold]{address}[/]  (Ctrl+C stops)")
+        others = ["/live asks the models"] if live is not None else []
+        others += ["/lead/runs is for leads"] if has_runs else []
+        if others:
+            console.print(f"Also there: {'; '.join(others)}.")
     if options.host not in LOOPBACK:
         console.print(
             "Passwords are sent unencrypted: on an open network put an https proxy in front."

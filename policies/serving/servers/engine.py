@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, final
 
 import httpx
 
@@ -25,7 +27,8 @@ HEALTH_SECONDS = 5.0
 STOP_SECONDS = 20.0
 MAX_PAUSE_SECONDS = 60.0
 HEALTHY_SECONDS = 60.0  # a server that ran for so long is started again at once
-STDERR = 2  # stdout is for the result of the command
+LAST_WORDS_SECONDS = 2.0  # for what a server has said before it ended
+UVICORN = "INFO:     "  # how its own lines begin, one of which names an address for nobody
 
 
 def engine_command(
@@ -106,6 +109,7 @@ class EngineProcess:
             return True
         code = self._process.poll()
         if code is not None:
+            self._listener.join(LAST_WORDS_SECONDS)
             raise InputError(
                 f"The model server ended with status {code} before it was ready",
                 f"Its messages are above. Try it alone: {' '.join(self._command)}",
@@ -144,9 +148,26 @@ class EngineProcess:
         self._process = subprocess.Popen(
             command_ending_with_parent(self._command),  # nobody could reach it without the proxy
             stdin=subprocess.DEVNULL,
-            stdout=STDERR if "vllm" in self._command[0] else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if "vllm" in self._command[0] else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT if "vllm" in self._command[0] else subprocess.PIPE,
             process_group=0,  # a Ctrl-C reaches only the proxy, which ends the group
         )
+        said = self._process.stdout or self._process.stderr
+        assert said is not None
+        self._listener = threading.Thread(target=self._pass_on, args=(said,), daemon=True)
+        self._listener.start()
+
+    def _pass_on(self, said: IO[bytes]) -> None:
+        """Show on stderr what the server says, but not its address: the proxy's is the one to use.
+
+        Progress bars end their lines with a carriage return.
+        """
+        inner = f"127.0.0.1:{self.port}"
+        with TextIOWrapper(said, encoding="utf-8", errors="replace", newline="") as lines:
+            for line in lines:
+                if not (line.startswith(UVICORN) or inner in line):
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
 
     def _answers(self) -> bool:
         url = f"http://127.0.0.1:{self.port}/health"

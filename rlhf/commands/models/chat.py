@@ -77,7 +77,7 @@ def run(settings: Settings) -> dict[str, Any]:
     return serve(
         settings.db,
         BoardOptions(port=settings.port, annotator=settings.annotator, flags=()),
-        LiveOptions(models=[policy, reference], note=note),
+        LiveOptions(models=[policy, reference], note=note, is_first=True),
     )
 
 

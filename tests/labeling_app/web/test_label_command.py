@@ -2,10 +2,12 @@
 
 import socket
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
 from labeling_app.annotators.users import Users
+from labeling_app.web.serving import BoardOptions, LiveOptions, _print_address
 from tests.servers.chat import ChatServer
 
 
@@ -123,3 +125,18 @@ def test_another_programs_database_is_refused_before_models_are_loaded(tmp_path,
     said = refused(*command, "--db", path)
     assert "is a database of another program (its tables: songs)" in " ".join(said.split())
     assert "nowhere" not in said
+
+
+def test_one_address_is_shown_and_it_is_the_one_to_open(capsys):
+    board, live = BoardOptions(port=7861), LiveOptions(models=[])
+    _print_address(board, "ann", None, has_runs=False)
+    assert capsys.readouterr().err == "Label as ann at http://127.0.0.1:7861  (Ctrl+C stops)\n"
+    _print_address(board, None, live, has_runs=True)
+    assert capsys.readouterr().err == (
+        "Label at http://127.0.0.1:7861  (Ctrl+C stops)\n"
+        "Also there: /live asks the models; /lead/runs is for leads.\n"
+    )
+    _print_address(board, "ann", replace(live, is_first=True), has_runs=False)
+    assert capsys.readouterr().err == (
+        "Ask the models as ann at http://127.0.0.1:7861/live  (Ctrl+C stops)\n"
+    )

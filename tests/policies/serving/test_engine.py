@@ -182,3 +182,21 @@ def test_a_server_whose_package_is_missing_says_what_to_install(monkeypatch) -> 
         engine_command("transformers", "folder", 8000, {}, ())
     assert "needs the package openai" in caught.value.problem
     assert caught.value.remedy == "Install it: pip install 'openai>=1.98'"
+
+
+SPEAKS = """
+import sys
+print("Loading weights:  50 %", end="\\r", file=sys.stderr)
+print("INFO:     Uvicorn running on http://127.0.0.1:" + sys.argv[1], file=sys.stderr)
+print("Server on http://127.0.0.1:" + sys.argv[1] + " is ready", file=sys.stderr)
+print("WARNING: the template is old", file=sys.stderr)
+raise SystemExit(3)
+"""
+
+
+def test_what_the_server_says_is_shown_without_its_inner_address(capsys):
+    engine = EngineProcess(lambda port: [sys.executable, "-c", SPEAKS, str(port)])
+    with pytest.raises(InputError, match="ended with status 3 before it was ready"):
+        engine.wait_until_ready()
+    assert capsys.readouterr().err == "Loading weights:  50 %\rWARNING: the template is old\n"
+    engine.stop()
