@@ -14,7 +14,7 @@ from reward.report.health_page import write_page
 from rlhf.run.rundir import RunDir
 from tests.browser.accessibility import require_accessible
 from tests.policies.conftest import done, inputs
-from tests.reward.report.test_health_page import report as reward_report
+from tests.reward.report.pages import report as reward_report
 
 __all__ = ["done", "inputs"]
 

@@ -218,11 +218,10 @@ def run(settings: Settings) -> dict[str, Any]:
             for option in options_for(gpus)
         }
 
-    needs = table(STAGES, lambda stage, option: stage_bytes(stage, option, shape, load, gpus) / GIB)
-    lightest = replace(load, checkpointing=True, batch=1)
-    least = table(
-        STAGES, lambda stage, option: stage_bytes(stage, option, shape, lightest, gpus) / GIB
-    )
+    def held(one: "Load") -> Table:
+        return table(STAGES, lambda stage, o: stage_bytes(stage, o, shape, one, gpus) / GIB)
+
+    needs, least = held(load), held(replace(load, checkpointing=True, batch=1))
     sent = table(
         TRAININGS, lambda stage, option: step_bytes(stage, option, shape, load, passes, gpus) / GIB
     )
@@ -237,16 +236,15 @@ def run(settings: Settings) -> dict[str, Any]:
     hints = [one.sentence for one in found.values()]
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
-    price = settings.price_per_hour
     one_pass = Pass(load.batch * load.length, load.length, load.checkpointing)
-    rank = load.lora_rank
+    rank, price = load.lora_rank, settings.price_per_hour
     tuning = fine_tuning_plans(shape, student, one_pass, bf16=True, processes=gpus, lora_rank=rank)
     return {
         "parameters": shape.parameters,
         "forecast": None if price is None else forecasts(settings, shape, student, price),
         "gib": needs,
-        "fits": {n: {s: gib <= usable for s, gib in row.items()} for n, row in needs.items()},
-        "fits_lighter": {n: {s: x <= usable for s, x in row.items()} for n, row in least.items()},
+        "fits": _at_most(usable, needs),
+        "fits_lighter": _at_most(usable, least),
         "fine_tuning_gib": {name: round(one.peak / GIB, 3) for name, one in tuning.items()},
         "sent_gib": sent,
         "seconds": seconds,
@@ -260,6 +258,10 @@ def run(settings: Settings) -> dict[str, Any]:
             if one.flags is not None
         },
     }
+
+
+def _at_most(limit: float, table: Table) -> dict[str, dict[str, bool]]:
+    return {name: {s: gib <= limit for s, gib in row.items()} for name, row in table.items()}
 
 
 def read_student(settings: Settings) -> "Shape":

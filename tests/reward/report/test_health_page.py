@@ -3,7 +3,7 @@ import shutil
 import pytest
 
 from reward.data.groups import Group, Pair
-from reward.report.health import Verdict, collect_verdicts, measure_health
+from reward.report.health import Verdict
 from reward.report.health_page import draw_histogram, draw_reliability, write_page
 from reward.training.save import write_report
 from reward.training.train import train_reward
@@ -11,27 +11,7 @@ from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.ranked import read_ranked
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import settings_for
-
-ACCURACY = {"value": 0.75, "low": 0.5, "high": 0.9, "pairs": 8, "prompts": 4}
-
-
-def report(groups, rewards, worst):
-    return {
-        "accuracy": ACCURACY,
-        "accuracy_before_training": None,
-        "likelier_wins": None,
-        "started_from": {"kind": "reward model", "path": "<u>rm", "hash": "abc"},
-        "best": None,
-        "held_out": {"prompts": 4, "from": "test prompts"},
-        "counts": {
-            "train": {"prompts": 7, "prompts_too_long": 1},
-            "test": {"prompts": 4, "ties": 2},
-        },
-        "annotators": {"<i>eve": {"weight": 0.5, "judgements": 9, "share": 0.125}},
-        "normalisation": {"fitted_on": "held-out ranked responses"},
-        "health": measure_health(collect_verdicts(groups, rewards)),
-        "worst": worst,
-    }
+from tests.reward.report.pages import ACCURACY, report
 
 
 def test_the_page_escapes_what_models_and_people_wrote(tmp_path):
