@@ -35,10 +35,11 @@ class TrainingInputs:
         """The command line of `ppo`, with the reward model unless `more` names a reward."""
         reward = () if "--reward" in more else ("--reward", str(self.reward))
         rate = () if "--learning-rate" in more else ("--learning-rate", "1e-3")
+        precision = () if "--precision" in more else ("--precision", "fp32")
         return [
             *("ppo", "--model", str(self.model), "--reference", str(self.reference), *reward),
             *("--out", str(out), "--steps", str(steps), "--episodes-per-step", "4"),
-            *("--precision", "fp32", *rate, *more),
+            *(*precision, *rate, *more),
         ]
 
 

@@ -42,7 +42,7 @@ from tests.policies.sampling.samples import (
 )
 from tests.policies.training import TrainingInputs, build_training, metrics_of
 from tests.servers.commands import run_group, run_process
-from tests.servers.interrupted import kill_when
+from tests.servers.interrupted import forget_killed_engines, kill_when
 
 LONG = [5 + number % 7 for number in range(290)]
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM has some of its own
@@ -256,10 +256,10 @@ def test_a_policy_is_trained_and_a_resumed_run_is_the_undisturbed_one(
     assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(straight))
 
 
-def forget_killed_engines() -> None:
-    """Remove what the CPU build of vLLM leaves of a killed engine, and would stumble over."""
-    for one in Path("/dev/shm").glob("*-tp:*-cpushm_*"):
-        one.unlink()
+BF16_ADAPTERS = (  # of a rate at which the second step's are seen
+    *("--sharding", "fsdp", "--engine-tensor-parallel", "2", "--precision", "bf16"),
+    *("--lora-rank", "2", "--kl.source", "adapter", "--learning-rate", "3e-2"),
+)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +268,7 @@ def forget_killed_engines() -> None:
         ("--sharding", "fsdp"),
         ("--engine-tensor-parallel", "2"),  # of a model that each process holds
         pytest.param(("--sharding", "fsdp", "--kl.source", "resident"), marks=pytest.mark.slow),
+        pytest.param(BF16_ADAPTERS, marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_with_an_engine_each_or_one(
@@ -277,7 +278,8 @@ def test_two_processes_with_an_engine_each_or_one(
     options = ("--engine", "vllm", "--processes", "2", *layout)
     done = run_process(*training.arguments(tmp_path, *options, steps=2))
     assert done.returncode == 0, done.stderr
-    assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(tmp_path))
+    gap = 0.01 if "bf16" in layout else 1e-4
+    assert all(row["sampler_gap"] < gap for row in metrics_of(tmp_path))
 
 
 @pytest.mark.parametrize(
