@@ -270,6 +270,28 @@ def test_fsdp_gathers_layers_and_matrices_in_turn_by_hand(
     assert learning["gathered"] == pytest.approx(moved / 2**30 - critic, rel=0.01)
 
 
+def test_tensor_parallelism_has_a_whole_gradient_of_embeddings_by_hand(
+    settings: PPOSettings,
+) -> None:
+    large = changed(
+        settings,
+        model=str(LARGE),
+        reward=("signal:tests.pipeline.signals:count_vowels",),
+        processes=2,
+        tensor_parallel=2,
+        episodes_per_step=1,
+        micro_batch_size=1,
+        gradient_checkpointing=True,
+    )
+    shape = read_shape(str(LARGE))
+    gib = 4 * shape.vocabulary * shape.hidden / 2**30
+    learning = phase_gib(plan_memory(large), "computing gradients")
+    assert learning["embeddings: gradient"] == pytest.approx(gib, abs=0.01)
+    assert "policy: activations" not in learning  # gone by then
+    many = changed(large, micro_batch_size=64, episodes_per_step=64, gradient_checkpointing=False)
+    assert "embeddings: gradient" not in plan_memory(many)
+
+
 def phase_gib(text: str, phase: str) -> dict[str, float]:
     """The lines of a phase in a plan."""
     lines = text.split(f"while {phase}\n")[1].splitlines()
