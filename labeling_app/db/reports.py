@@ -46,7 +46,8 @@ def votes_on_turns(connections: Connections, limit: int) -> list[tuple[str, str,
     query = """
         SELECT l.id, l.annotator, r.tiers, r.flags
         FROM (SELECT * FROM live_turns ORDER BY created_at DESC LIMIT ?) l
-        JOIN rankings r ON r.prompt_id = l.prompt_id AND r.annotator = l.annotator AND r.live = 1
+        JOIN rankings r INDEXED BY rankings_of_prompt
+            ON r.prompt_id = l.prompt_id AND r.annotator = l.annotator AND r.live = 1
             AND r.task_id IS NULL AND r.shown IS NOT NULL
             AND EXISTS (SELECT 1 FROM json_each(l.shown) s WHERE INSTR(r.tiers, s.value))"""
     return list(connections.db.execute(query, [limit]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from labeling_app.rankings.verdicts import EDITED, THUMBS
 from rlhf.records.thumbs import ALL_BAD
 
-Vote = tuple[str, str, str, str]  # the question, the annotator, tiers and flags as JSON
+LiveVote = tuple[str, str, str, str]  # the question, the annotator, tiers and flags as JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class LiveVotes:
     edits: int
 
 
-def count_votes(votes: Iterable[Vote]) -> list[LiveVotes]:
+def count_live_votes(votes: Iterable[LiveVote]) -> list[LiveVotes]:
     """Everybody's votes, by name."""
     questions: dict[str, set[str]] = defaultdict(set)
     counts: dict[str, Counter[str]] = defaultdict(Counter)

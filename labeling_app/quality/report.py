@@ -28,7 +28,7 @@ from labeling_app.db.reports import (
 from labeling_app.db.store import Store
 from labeling_app.quality.checks import check_scores
 from labeling_app.quality.history import in_words
-from labeling_app.quality.live_votes import LiveVotes, count_votes
+from labeling_app.quality.live_votes import LiveVotes, count_live_votes
 from labeling_app.quality.styles import Effect, properties_of, what_wins
 from labeling_app.rankings.agreement import (
     Interval,
@@ -195,7 +195,7 @@ def measure_quality(store: Store) -> Quality:
         times=[judgment.at for judgment in judgments if not judgment.is_imported],
         people=[_person(name, judgments, by_pair, reliability.get(name), checks) for name in names],
         agreement=mean_interval(task_means),
-        tau=mean_interval(taus),
+        tau=mean_interval(taus, lowest=-1.0),
         alpha=ranking_alpha([[judgment.tiers for judgment in group] for group in shared]),
         matrix={pair: (fmean(values), len(values)) for pair, values in by_pair.items()},
         top_by_position=top_share_by_position(
@@ -204,7 +204,7 @@ def measure_quality(store: Store) -> Quality:
         longer_wins=mean_interval(longer),
         effects=_effects(store, judgments),
         disagreements=_disagreements(store, shared),
-        live=count_votes(votes_on_turns(store.connections, LATEST)),
+        live=count_live_votes(votes_on_turns(store.connections, LATEST)),
     )
 
 

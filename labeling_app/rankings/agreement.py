@@ -7,6 +7,7 @@ pairs: 72.6 % between labelers and 77.3 % with researchers (InstructGPT, arXiv 2
 (HH, arXiv 2204.05862).
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -122,17 +123,27 @@ def ordinal_alpha(units: Sequence[Sequence[float]]) -> float | None:
 
 
 def mean_interval(
-    values: Sequence[float], *, samples: int = 1000, seed: int = 0
+    values: Sequence[float], *, lowest: float = 0.0, samples: int = 1000, seed: int = 0
 ) -> Interval | None:
     """The mean with its 95 % percentile bootstrap interval (Efron, 1979); None without values.
 
-    With fewer than `MIN_VALUES` values there is a mean and no interval.
+    With fewer than `MIN_VALUES` values there is a mean and no interval. Where all values are equal,
+    resampling gives no width, and the interval is that of Wilson (1927) for as many answers.
+
+    Args:
+        values: each from `lowest` to 1.
+        lowest: the smallest that a value can be.
+        samples: how often to resample.
+        seed: of the resampling.
     """
     if not values:
         return None
     mean = float(np.mean(values))
     if len(values) < MIN_VALUES:
         return mean, None, None
+    if len(set(values)) == 1:
+        low, high = _wilson((mean - lowest) / (1 - lowest), len(values))
+        return mean, lowest + (1 - lowest) * low, lowest + (1 - lowest) * high
     from scipy.stats import bootstrap  # as above
 
     rng = np.random.default_rng(seed)
@@ -141,6 +152,14 @@ def mean_interval(
     )
     low, high = map(float, found.confidence_interval)
     return mean, low, high
+
+
+def _wilson(share: float, number: int) -> tuple[float, float]:
+    z2 = 1.959964**2
+    middle = (share + z2 / (2 * number)) / (1 + z2 / number)
+    spread = math.sqrt(z2 * share * (1 - share) / number + (z2 / (2 * number)) ** 2)
+    half = spread / (1 + z2 / number)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def top_share_by_position(rankings: Sequence[tuple[Tiers, Sequence[str]]]) -> list[Interval]:

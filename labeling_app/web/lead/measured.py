@@ -32,7 +32,7 @@ TABLES = "lead/measured.html"
 PATIENCE_SECONDS = 0.15
 REST = 3.0
 TOO_FEW = "too few to say"
-# The 95 % interval of a share (Wilson, 1927) is wider after one answer, or two that differ.
+# Of the range of a number: the 95 % interval of a share (Wilson, 1927) is wider after one answer.
 WIDEST = 0.75
 
 

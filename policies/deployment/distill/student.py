@@ -1,6 +1,7 @@
 """A student of half the layers of a model, those that change hidden states most."""
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,10 @@ def half_of(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> PreTraine
             f"{len(found)} with weights of their own)",
             "Leave --half out, and give a smaller --student.",
         )
-    kept = strongest_half(block_influence(model, texts[:: max(1, len(texts) // READ)][:READ]))
+    count = min(READ, len(texts))
+    read = [texts[number * len(texts) // count] for number in range(count)]
+    sys.stderr.write(f"Reading {count} of the outputs to choose {(layers + 1) // 2} layers.\n")
+    kept = strongest_half(block_influence(model, read))
     config = half_config(model.config, kept)
     is_policy = model.get_output_embeddings() is not None
     kind: Any = AutoModelForCausalLM if is_policy else AutoModelForSequenceClassification

@@ -27,8 +27,7 @@ HEALTH_SECONDS = 5.0
 STOP_SECONDS = 20.0
 MAX_PAUSE_SECONDS = 60.0
 HEALTHY_SECONDS = 60.0  # a server that ran for so long is started again at once
-LAST_WORDS_SECONDS = 2.0  # for what a server has said before it ended
-UVICORN = "INFO:     "  # how its own lines begin, one of which names an address for nobody
+DRAIN_SECONDS = 2.0  # for what a server has said before it ended
 
 
 def engine_command(
@@ -109,7 +108,7 @@ class EngineProcess:
             return True
         code = self._process.poll()
         if code is not None:
-            self._listener.join(LAST_WORDS_SECONDS)
+            self._listener.join(DRAIN_SECONDS)
             raise InputError(
                 f"The model server ended with status {code} before it was ready",
                 f"Its messages are above. Try it alone: {' '.join(self._command)}",
@@ -165,7 +164,7 @@ class EngineProcess:
         inner = f"127.0.0.1:{self.port}"
         with TextIOWrapper(said, encoding="utf-8", errors="replace", newline="") as lines:
             for line in lines:
-                if not (line.startswith(UVICORN) or inner in line):
+                if inner not in line:
                     sys.stderr.write(line)
                     sys.stderr.flush()
 

@@ -31,11 +31,11 @@ from rlhf.run.rundir import RunDir
 def ask_people(out: Path, number: int | None) -> dict[str, Any]:
     """Queue a round's pairs at random places among the open tasks; those that are queued stay.
 
+    As many people vote on each pair as rank a task.
+
     Args:
         out: folder of the loop.
         number: of the round; None: the newest that is evaluated.
-
-    As many people vote on each pair as rank a task, unless the file says `people_per_pair`.
 
     Returns:
         The round, how many pairs are new on the board, and how many people vote on each of these.
@@ -45,19 +45,10 @@ def ask_people(out: Path, number: int | None) -> dict[str, Any]:
     """
     number, folder = _evaluated(out, number)
     db = _database(out)
-    people = _people_per_pair(out, db)
+    with Store(db, read_only=True) as store:
+        people = default_overlap(store.connections.db)
     given = evaluate.run(evaluate.Settings(out=folder, to_db=db, mix=True, people_per_pair=people))
     return {"round": number, "queued": given["queued"], "people_per_pair": people}
-
-
-def _people_per_pair(out: Path, db: Path) -> int:
-    """What the section of `rlhf evaluate` says, else how many people rank each task."""
-    stages = read_settings_file(RunDir(out).config_file).get("stages", {})
-    chosen = stages.get("evaluate", {}).get("people_per_pair")
-    if chosen is not None:
-        return int(chosen)
-    with Store(db, read_only=True) as store:
-        return default_overlap(store.connections.db)
 
 
 def count_votes(out: Path, number: int | None) -> Round:

@@ -5,6 +5,7 @@ import pytest
 from labeling_app.db.board.checks import CheckRates, choose_check
 from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.rankings import num_done, num_rankings_since
+from labeling_app.db.reports import votes_on_turns
 from labeling_app.web.board.session import Board
 from tests.labeling_app.asking import ask
 
@@ -135,3 +136,13 @@ def test_new_rankings_are_counted_without_reading_the_others(store):
     assert later[0] == "SEARCH r USING INTEGER PRIMARY KEY (rowid>?)"
     assert shown_since[0].startswith("SEARCH r USING INDEX rankings_of_import (import_id>?")
     assert not [step for step in later + shown_since if step.startswith("SCAN")]
+
+
+def test_votes_of_live_mode_are_found_by_their_question(store):
+    seen: list[str] = []
+    store.connections.db.conn.set_trace_callback(seen.append)
+    votes_on_turns(store.connections, 100)
+    store.connections.db.conn.set_trace_callback(None)
+    steps = [step for one in seen for step in plan_of(store, one)]
+    wanted = "SEARCH r USING INDEX rankings_of_prompt (prompt_id=? AND annotator=?)"
+    assert wanted in steps

@@ -111,13 +111,25 @@ def test_tied_responses_share_their_mean_rank_in_alpha():
 def test_intervals():
     assert mean_interval([]) is None
     assert mean_interval([1.0, 0.5, 1.0, 1.0]) == (0.875, None, None)  # too few to resample
-    assert mean_interval([1.0] * 5) == (1.0, 1.0, 1.0)
     assert MIN_VALUES == MIN_PROMPTS == 5
     mean, low, high = mean_interval([0.0, 1.0] * 200)
     # The mean of 400 coin flips has standard error 0.025: 0.5 ± 0.049.
     assert mean == 0.5
     assert low == pytest.approx(0.451, abs=0.01)
     assert high == pytest.approx(0.549, abs=0.01)
+
+
+def test_answers_that_are_all_alike_have_an_interval_too():
+    """Wilson's, whose ends are where z = 1.96 standard errors of the end itself reach the share."""
+    # 5 of 5: 1 - p = 1.96 sqrt(p (1 - p) / 5), so that p = 5 / (5 + 1.96²) = 0.566.
+    assert mean_interval([1.0] * 5) == pytest.approx((1.0, 0.5655, 1.0), abs=1e-4)
+    assert mean_interval([0.0] * 5) == pytest.approx((0.0, 0.0, 0.4345), abs=1e-4)
+    # Half of 5: |0.5 - p| = 1.96 sqrt(p (1 - p) / 5).
+    mean, low, high = mean_interval([0.5] * 5)
+    assert (mean, low + high) == pytest.approx((0.5, 1.0))
+    assert 0.5 - low == pytest.approx(1.959964 * (low * (1 - low) / 5) ** 0.5, rel=1e-6)
+    # Of a coefficient, from -1 to 1: 1 is the share 1, and 0.566 of the way is 0.131.
+    assert mean_interval([1.0] * 5, lowest=-1.0) == pytest.approx((1.0, 0.1311, 1.0), abs=1e-4)
 
 
 def test_position_bias():

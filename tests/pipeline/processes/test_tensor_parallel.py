@@ -34,6 +34,7 @@ import sys
 from pathlib import Path
 import torch
 from reward.model.module import TrunkInputs, RewardModule
+from rlhf.modeling.attention.checkpointing import checkpoint_activations
 from rlhf.parallel.distributed import start
 from rlhf.modeling.models import new_reward_model
 from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
@@ -45,7 +46,7 @@ inputs = TrunkInputs(torch.randint(3, 300, (2, 10)), torch.tensor([9, 19]))
 found = []
 for bf16, again in ((False, False), (True, False), (True, True)):
     if again:
-        module.classifier.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(module.classifier)
     with Collectives() as counter, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         module(inputs).sum().backward()
     found.append(counter.sizes["all_reduce.default"])

@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf.modeling.adapters import add_adapters
+from rlhf.modeling.attention.checkpointing import checkpoint_activations
 from rlhf.planning.plan import Pass
 from rlhf.planning.planner import kept_bytes, read_shape
 
@@ -22,7 +23,7 @@ def test_what_adapters_keep_is_what_autograd_saves(tmp_path: Path, checkpointing
     add_adapters(model, RANK, RANK, 0)
     model.train()
     if checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
     own = {one.untyped_storage().data_ptr() for one in model.parameters()}
     saved: dict[int, torch.UntypedStorage] = {}
 

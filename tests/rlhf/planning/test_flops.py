@@ -11,6 +11,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from policies.sampling.continuous import ContinuousSampler
 from rlhf.modeling.adapters import add_adapters, without_adapters
+from rlhf.modeling.attention.checkpointing import checkpoint_activations
 from rlhf.modeling.attention.layout import TrunkInputs, pack_prompts, states
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.attention.shared_prefix import share_prompts
@@ -144,7 +145,7 @@ def test_adapters_train_on_frozen_weights(
 
 def test_recomputed_activations_are_counted(model_folder: Path) -> None:
     model, inputs = reward_model(model_folder), packed()
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    checkpoint_activations(model)
     require_close(lambda: states(model, inputs).sum().backward())
     add_adapters(model, 16, 32, 0)
     count_flops(model)

@@ -78,7 +78,9 @@ document.addEventListener('click', async event => {
   if (!event.target.matches('[data-act=copy]')) return;
   const field = event.target.closest('.secret').querySelector('input');
   field.select();
-  await navigator.clipboard.writeText(field.value).catch(() => document.execCommand('copy'));
+  // Without https a page has no clipboard.
+  const copying = navigator.clipboard ? navigator.clipboard.writeText(field.value) : Promise.reject();
+  await copying.catch(() => document.execCommand('copy'));
   markCopied(field);
 });
 

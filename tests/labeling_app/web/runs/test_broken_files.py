@@ -14,6 +14,7 @@ from labeling_app.web.lead.frame import LeadFrame
 from labeling_app.web.runs.loop_file import LoopFile
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.routes import WAY_BACK, add_runs_page
+from rlhf.records.jsonl import write_json
 from tests.labeling_app.conftest import run_async
 from tests.rlhf.run.loops.folders import REPORT, make_loop, make_round
 
@@ -56,6 +57,22 @@ def test_whole_files_make_a_page_and_a_report(visit):
     report = visit("/lead/runs/0/evaluate").text
     assert '<a href="/lead/runs">Back to Runs</a>' in report
     assert report == REPORT.format(0).replace("<body>", f"<body>\n{WAY_BACK}")
+
+
+def test_votes_that_an_earlier_version_has_counted_make_a_page(visit, out):
+    """It did not count the people."""
+    rate = {"value": 0.75, "low": 0.2, "high": 0.95, "n": 4, "level": 0.95}
+    result = {"round": 0, "rankings": 4, "new_rankings": 4, "accuracy": rate, "outcome": "unproven"}
+    judged = {"judge": "people", "win_rate": {"original": rate, "before": rate}}
+    votes = {"given": 4, "prompts": 4, "still_needed": 10}
+    report = {"rounds": [{**result, **judged, "votes": votes}], "stopped": "1 round is done"}
+    write_json(out / "report.json", report)
+    done = {"round": 0, "stage": "evaluate", "command": ["rlhf", "evaluate"], "exit_code": 0}
+    times = {"started_at": "2026-11-28T10:00:00+00:00", "seconds": 9.0}
+    write_json(out / "commands.json", {"commands": [{**done, **times}]})
+    shown = visit("/lead/runs/state")
+    assert shown.status_code == 200
+    assert "Judged by people, 4 votes on 4 prompts: no gain." in " ".join(shown.text.split())
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,15 @@ def test_influence_is_one_less_the_cosine_similarity() -> None:
     assert model.training
 
 
+def test_texts_are_read_from_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=4, n_head=2))
+    read: list[int] = []
+    model.transformer.wte.register_forward_pre_hook(lambda _, ids: read.append(int(ids[0][0, 0])))
+    half_of(model, [[number] for number in range(40)])
+    assert read == [number * 40 // 32 for number in range(32)]
+    assert "Reading 32 of the outputs to choose 2 layers." in capsys.readouterr().err
+
+
 def test_half_of_the_layers_is_rounded_up() -> None:
     assert strongest_half([0.1, 0.5, 0.2, 0.4, 0.3]) == [1, 3, 4]
     assert strongest_half([0.1, 0.1, 0.1, 0.1]) == [0, 1]

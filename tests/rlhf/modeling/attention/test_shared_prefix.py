@@ -4,6 +4,7 @@ from transformers import MistralConfig, MistralForSequenceClassification
 
 from reward.data.batches import lay_out
 from reward.model.module import RewardModule
+from rlhf.modeling.attention.checkpointing import checkpoint_activations
 from rlhf.modeling.attention.layout import Segment
 from rlhf.modeling.attention.prefix_matmul import group_by_length, make_plan
 from rlhf.modeling.attention.shared_prefix import share_prompts
@@ -38,7 +39,7 @@ def test_gradients_are_the_same_with_gradient_checkpointing():
     module = RewardModule(build_classifier("llama"))
     assert share_prompts(module.classifier) is None
     plain = rewards_and_gradients(module, GROUPS, shared=True)
-    module.classifier.activation_checkpointing_enable({"use_reentrant": False})
+    checkpoint_activations(module.classifier)
     module.train()
     torch.testing.assert_close(rewards_and_gradients(module, GROUPS, shared=True), plain)
 
