@@ -80,7 +80,7 @@ def what_to_do(process: LoopProcess, report: Mapping[str, Any], blocked: str) ->
     gained = [one["round"] for one in rounds if one["outcome"] == "better"]
     promoted = promoted_round(read_promotions(out))
     found = []
-    if gained and gained[-1] != promoted:
+    if gained and (promoted is None or promoted < gained[-1]):  # a later one is the lead's choice
         found.append(f"Promote the policy of round {gained[-1]}, the newest that gained.")
     if not gained:
         found.append("Keep the original model: no round is a proven gain.")

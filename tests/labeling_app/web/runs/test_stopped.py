@@ -124,6 +124,8 @@ def test_last_it_says_what_a_lead_can_do(process: LoopProcess) -> None:
         "Count votes on round 1 once people have voted: then they are the judge.",
         BLOCKED,
     ]
+    promote(out, 1, "lea")  # which has not gained
+    assert status_of(process).options[0].startswith("Count votes on round 1")
     stop(process, rounds(EVEN, judge="people"))
     assert status_of(process).options == [
         "Keep the original model: no round is a proven gain.",
