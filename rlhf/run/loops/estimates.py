@@ -51,7 +51,7 @@ def estimate(run: RunDir, usual_left: float | None) -> Estimate:
     if work.is_stage:
         return Estimate(doing=doing, share=work.share, left_seconds=left)
     return Estimate(
-        doing=f"{doing}, about {duration(left)} left of that",
+        doing=f"{doing}, about {duration(left)} left of this part",
         share=work.share,
         left_seconds=None if usual_left is None else max(left, usual_left),
     )

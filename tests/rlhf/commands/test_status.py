@@ -162,7 +162,7 @@ def test_a_running_stage_says_how_far_it_is(runs: Path, capsys) -> None:
         count(replace(counted, is_stage=False))
         part = overview(capsys, str(ppo))[1]
     assert (shown[1], shown[3]) == ("running", "training, 3 of 4, sampling, about 10 min left")
-    assert part[3] == "training, 3 of 4, scoring, about 10 min left of that"
+    assert part[3] == "training, 3 of 4, scoring, about 10 min left of this part"
 
 
 def test_a_process_on_another_machine_counts_as_running(runs: Path, capsys) -> None:

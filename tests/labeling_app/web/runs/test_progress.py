@@ -142,7 +142,7 @@ def test_a_part_of_a_stage_says_what_is_left_of_that_part(file: LoopFile) -> Non
     before = [entry(0, name, 30.0) for name in FIRST[:-1]]
     write_commands(file, *before, entry(0, "evaluate", None))
     found = stages(file, 0)["evaluate"]
-    assert found.doing == "sampling answers, 1,024 of 2,048, about 40 s left of that"
+    assert found.doing == "sampling answers, 1,024 of 2,048, about 40 s left of this part"
     assert (found.share, found.left_seconds) == (0.5, None)  # nothing tells what follows
 
     folder = make_round(file.out, 1, evaluate="running") / "evaluate"

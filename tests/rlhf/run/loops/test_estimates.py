@@ -19,46 +19,44 @@ from tests.rlhf.run.loops.folders import make_loop, make_round
 STAGES = ("generate", "ppo", "evaluate")
 
 
-def counted(left: float, *, is_stage: bool) -> dict[str, Any]:
-    both = {"title": "sampling", "done": 1, "total": 4, "seconds_left": left}
-    return {**both, "at": time.time(), "is_stage": is_stage}
-
-
 @pytest.mark.parametrize(
-    ("work", "took", "shown"),
+    ("is_stage", "took", "shown"),
     [
         # what it counts is the stage; the round before does not matter
-        (counted(600.0, is_stage=True), 3000.0, "sampling, 1 of 4, about 10 min left"),
+        (True, 3000.0, "sampling, 1 of 4, about 10 min left"),
         # nothing is counted: 3030 s in the round before, less the 30 s that it has run
         (None, 3030.0, "loading, about 50 min left"),
         (None, None, "loading"),
         # a part is counted: the stage takes as long as before, but at least as long as the part
         (
-            counted(600.0, is_stage=False),
+            False,
             3030.0,
-            "sampling, 1 of 4, loading, about 10 min left of that, about 50 min left",
+            "sampling, 1 of 4, loading, about 10 min left of this part, about 50 min left",
         ),
         (
-            counted(600.0, is_stage=False),
+            False,
             60.0,
-            "sampling, 1 of 4, loading, about 10 min left of that, about 10 min left",
+            "sampling, 1 of 4, loading, about 10 min left of this part, about 10 min left",
         ),
         (
-            counted(600.0, is_stage=False),
+            False,
             None,
-            "sampling, 1 of 4, loading, about 10 min left of that",
+            "sampling, 1 of 4, loading, about 10 min left of this part",
         ),
     ],
 )
 def test_both_say_the_same(
-    tmp_path: Path, work: dict[str, Any] | None, took: float | None, shown: str
+    tmp_path: Path, is_stage: bool | None, took: float | None, shown: str
 ) -> None:
+    """Ten minutes are left of what is counted; None: nothing is."""
+    work = {"title": "sampling", "done": 1, "total": 4, "seconds_left": 600.0, "at": time.time()}
     out = make_loop(tmp_path / "loop", model="m", status="running")
     make_round(out, 0)
     folder = make_round(out, 1, evaluate="running") / "evaluate"
     me = {"rank": 0, "host": socket.gethostname(), "pid": os.getpid()}
-    phase = "sampling" if work and work["is_stage"] else "loading"
-    write_json(folder / "heartbeat" / "rank-00000.json", {**me, "phase": phase, "work": work})
+    phase = "sampling" if is_stage else "loading"
+    counted = None if is_stage is None else {**work, "is_stage": is_stage}
+    write_json(folder / "heartbeat" / "rank-00000.json", {**me, "phase": phase, "work": counted})
     started = (datetime.now(UTC) - timedelta(seconds=30)).isoformat()
     old = {"started_at": started, "exit_code": 0}
     entries: list[dict[str, Any]] = [{"round": 0, "stage": "ppo", "seconds": 9.0, **old}]
