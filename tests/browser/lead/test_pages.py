@@ -130,14 +130,14 @@ def test_a_pasted_array_is_an_export_and_not_prompts(lead):
 def test_a_bad_line_beyond_the_preview_can_be_left_out(lead, tmp_path):
     _, page = lead
     file = tmp_path / "long.jsonl"
-    file.write_text("\n".join([json.dumps({"prompt": "x" * 200})] * 80_000 + ['{"prompt": 3}']))
+    file.write_text("\n".join([json.dumps({"prompt": "x" * 20})] * 400_000 + ['{"prompt": 3}']))
     page.set_input_files("#file", file)
     page.click("text=Preview")
     page.wait_for_selector(".preview:visible")
     assert "the first" in page.inner_text(".preview h3")
     page.check("#leave-out")
     page.click("[data-act=import]")
-    page.wait_for_selector(".left-out li:has-text('long.jsonl:80001: ')", timeout=300_000)
+    page.wait_for_selector(".left-out li:has-text('long.jsonl:400001: ')", timeout=300_000)
     require_accessible(page, "lines left out")
     page.screenshot(path=tmp_path / "left-out.png", full_page=True)
 
