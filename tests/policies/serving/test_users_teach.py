@@ -124,13 +124,13 @@ def sample_answers(folder: Path, model: Path) -> dict[str, list[str]]:
         }
 
 
-def best_of_four(said: dict[str, list[str]]) -> float:
-    """How often a perfect reward would find a cheerful answer among four, over all questions."""
+def best_of(number: int, said: dict[str, list[str]]) -> float:
+    """How often a perfect reward would find a cheerful answer among some, over all questions."""
     cheerful = [
         sum(is_cheerful(question, answer) for answer in answers) / len(answers)
         for question, answers in said.items()
     ]
-    return sum(1 - (1 - share) ** 4 for share in cheerful) / len(cheerful)
+    return sum(1 - (1 - share) ** number for share in cheerful) / len(cheerful)
 
 
 @pytest.fixture(scope="module")
@@ -159,17 +159,18 @@ def test_the_best_of_four_by_their_reward_model_is_what_users_like(
 ) -> None:
     accuracy = RunDir(taught.reward).read_report()["judgements"]["thumbs"]["accuracy"]["value"]
     assert accuracy > 0.75  # of about 100 held-out thumbs, of which one in ten is wrong
-    best_of = ("--best-of", "4", "--reward", taught.reward, "--precision", "fp32")
+    choosing = ("--best-of", "4", "--reward", taught.reward, "--precision", "fp32")
     with (
         ModelServer(taught.said) as upstream,
-        served_policy("--endpoint", upstream.url, "--db", tmp_path / "db", *best_of) as server,
+        served_policy("--endpoint", upstream.url, "--db", tmp_path / "db", *choosing) as server,
     ):
         after = judge(server, range(USERS, USERS + LATER_USERS))
     found = compare_thumbs({"policy": after, "against": taught.before})
-    assert found["against"]["rate"] == pytest.approx(0.5, abs=0.1)
+    # How cheerful the model is differs by processor: users see it within three standard errors.
+    assert found["against"]["rate"] == pytest.approx(best_of(1, taught.said), abs=0.047)
     # A perfect reward picks a cheerful answer wherever one of four is: in about 0.86 of cases, as
     # some questions have few. Three standard errors of 400 users are 0.053.
-    assert found["policy"]["rate"] > best_of_four(taught.said) - 0.053
+    assert found["policy"]["rate"] > best_of(4, taught.said) - 0.053
     assert found["better"] == "policy"
 
 
