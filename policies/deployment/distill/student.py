@@ -16,6 +16,7 @@ from transformers import (
 
 from rlhf.errors import InputError
 from rlhf.modeling.attention.matmul import use_products
+from rlhf.ranks import is_main_process
 
 LAYER = re.compile(r"(?:.*\.)?(?:layers|h|blocks)\.(\d+)(?:\.|$)")  # a layer, or weights of one
 READ = 32  # texts by which layers are chosen
@@ -43,7 +44,8 @@ def half_of(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> PreTraine
         )
     count = min(READ, len(texts))
     read = [texts[number * len(texts) // count] for number in range(count)]
-    sys.stderr.write(f"Reading {count} of the outputs to choose {(layers + 1) // 2} layers.\n")
+    if is_main_process():
+        sys.stderr.write(f"Reading {count} of the outputs to choose {(layers + 1) // 2} layers.\n")
     kept = strongest_half(block_influence(model, read))
     config = half_config(model.config, kept)
     is_policy = model.get_output_embeddings() is not None

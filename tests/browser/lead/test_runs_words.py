@@ -8,7 +8,6 @@ import pytest
 from playwright.sync_api import expect
 
 from labeling_app.annotators.comparisons import queue_pairs, tasks_of_pairs
-from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.records.jsonl import write_json
 from rlhf.run.locks import locked
@@ -18,6 +17,7 @@ from rlhf.run.rundir import RunDir
 from tests.browser.accessibility import require_accessible
 from tests.browser.conftest import App
 from tests.browser.lead.loops import OpenAs, wait_for_status
+from tests.labeling_app.asking import rank_next
 from tests.labeling_app.conftest import build_prompt, build_responses
 
 pytestmark = pytest.mark.browser
@@ -93,14 +93,7 @@ def test_the_page_says_how_many_have_voted(made: App, open_as: OpenAs) -> None:
     page = open_as(made, "lea", "lead/runs")
     newest = page.locator(".round").first
     expect(newest).to_contain_text("0 of 4 votes are in, from 0 people.")
-    with Store(made.db) as store:
-        queue = TaskQueue(store)
-        for name, number in (("ann", 2), ("ben", 1)):
-            queue.add_annotator(name)
-            for _ in range(number):
-                task = queue.next_task(name)
-                assert task is not None
-                done = Submission(id=f"{name}{task.id}", task_id=task.id, tiers=((0,), (1,)))
-                queue.submit(name, done)
+    rank_next(made.db, "ann", 2)
+    rank_next(made.db, "ben", 1)
     expect(newest).to_contain_text("3 of 4 votes are in, from 2 people.")
     require_accessible(page, "votes that come in")

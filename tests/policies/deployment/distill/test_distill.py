@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -120,20 +122,24 @@ def training_ids(outputs: Path) -> list[list[int]]:
 
 
 TEXTS = [list(range(2, 20)), [7, 3, 11]]
+SIZES: Any = {
+    **{"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "pad_token_id": 0},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.3},
+}
+
+
+def silence(model: PreTrainedModel, *layers: int) -> None:
+    """Let some layers pass hidden states on as they are."""
+    with torch.no_grad():
+        for number in layers:
+            model.model.layers[number].self_attn.o_proj.weight.zero_()
+            model.model.layers[number].mlp.down_proj.weight.zero_()
 
 
 def test_the_student_has_the_layers_that_change_hidden_states_most() -> None:
     """It computes what the whole model computes without the others, two of which do nothing."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=5,
-        num_attention_heads=2, num_key_value_heads=2, pad_token_id=0, initializer_range=0.3,
-    )  # fmt: skip
-    whole = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for number in (0, 2):
-            whole.model.layers[number].self_attn.o_proj.weight.zero_()
-            whole.model.layers[number].mlp.down_proj.weight.zero_()
+    whole = LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=5)).eval()
+    silence(whole, 0, 2)
     half = half_of(whole, TEXTS).eval()
     assert half.config.num_hidden_layers == 3
     ids = torch.arange(2, 20)[None]
@@ -148,12 +154,7 @@ def test_the_student_has_the_layers_that_change_hidden_states_most() -> None:
 
 def test_influence_is_one_less_the_cosine_similarity() -> None:
     """In NumPy, from the hidden states that transformers returns: those before each layer."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=4,
-        num_attention_heads=2, num_key_value_heads=2, pad_token_id=0, initializer_range=0.3,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=4))
     dissimilarities: list[list[float]] = [[], [], []]
     for ids in TEXTS:
         with torch.no_grad():
@@ -184,17 +185,10 @@ def test_half_of_the_layers_is_rounded_up() -> None:
 
 def test_kept_layers_keep_their_position_encoding() -> None:
     """Every fourth layer of SmolLM3 has none, by a list in the config."""
-    torch.manual_seed(0)
-    config = SmolLM3Config(
-        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=4,
-        num_attention_heads=2, num_key_value_heads=2, pad_token_id=0, initializer_range=0.3,
-    )  # fmt: skip
+    config = SmolLM3Config(**SIZES, num_hidden_layers=4)
     assert config.no_rope_layers == [1, 1, 1, 0]  # 1: with rotary positions
     whole = SmolLM3ForCausalLM(config)
-    with torch.no_grad():
-        for number in (0, 1):
-            whole.model.layers[number].self_attn.o_proj.weight.zero_()
-            whole.model.layers[number].mlp.down_proj.weight.zero_()
+    silence(whole, 0, 1)
     half = half_of(whole, TEXTS)
     assert half.config.no_rope_layers == [1, 0]
     assert [layer.self_attn.use_rope for layer in half.model.layers] == [1, 0]

@@ -8,7 +8,6 @@ import pytest
 
 from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.board.overlap import set_overlap
-from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.commands.loop import waiting
 from rlhf.commands.loop.new_rankings import Exported, count_of_tasks, own_tasks
@@ -20,6 +19,7 @@ from rlhf.records.jsonl import write_json
 from rlhf.run.locks import locked
 from rlhf.run.loops.train_now import Waiting, read_waiting, write_waiting
 from rlhf.run.rundir import RunDir
+from tests.labeling_app.asking import rank_next
 from tests.labeling_app.conftest import build_prompt, build_responses
 from tests.rlhf.run.loops.folders import make_loop
 
@@ -45,26 +45,14 @@ def queue_samples(db: Path) -> None:
         queue_round(store, {"policy": {"path": str(POLICY), "hash": "abc"}}, chosen, {})
 
 
-def rank(db: Path, name: str, number: int) -> None:
-    """Somebody ranks the next so many tasks."""
-    with Store(db) as store:
-        queue = TaskQueue(store)
-        queue.add_annotator(name)
-        for _ in range(number):
-            task = queue.next_task(name)
-            assert task is not None
-            done = Submission(id=f"{name}{task.id}", task_id=task.id, tiers=((0,), (1,)))
-            queue.submit(name, done)
-
-
 def test_the_tasks_of_a_rounds_own_samples_are_counted(db: Path) -> None:
     assert own_tasks(db, POLICY) == []
     queue_samples(db)
     own = own_tasks(db, POLICY)
     assert len(own) == 2
     assert own_tasks(db, Path("runs/a/round-1/ppo/policy")) == []
-    rank(db, "ann", 1)  # samples of the newest policy come first
-    rank(db, "ben", 3)
+    rank_next(db, "ann", 1)  # samples of the newest policy come first
+    rank_next(db, "ben", 3)
     assert count_of_tasks(db, own, PEOPLE) == {"rankings": 3, "ranked": 2}
     assert count_of_tasks(db, own, SimpleNamespace(kind=(), annotator=("ben",))) == {
         "rankings": 2,
@@ -125,7 +113,7 @@ def test_a_round_that_trains_on_leftovers_says_so(
     db: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three are ranked while the round before is trained, one of the samples while it waits."""
-    rank(db, "ann", 3)
+    rank_next(db, "ann", 3)
     queue_samples(db)
     out, own = db.parent, own_tasks(db, POLICY)
     settings = LoopSettings(out=out, model="m", db=db, new_rankings=4)
@@ -135,7 +123,7 @@ def test_a_round_that_trains_on_leftovers_says_so(
     def look_and_rank(_: float) -> None:
         with locked(out, ""):
             shown.append(read_waiting(out))
-        rank(db, "ben", 1)
+        rank_next(db, "ben", 1)
 
     time = SimpleNamespace(sleep=look_and_rank, monotonic=lambda: 0.0)
     monkeypatch.setattr(waiting, "time", time)
