@@ -212,32 +212,35 @@ class SampleAndRecord(LogitsProcessor):
         probabilities = scores.float().softmax(dim=1)
         ids = draw(probabilities)
         self.log_probs.append(probabilities.gather(1, ids).log().squeeze(1))
-        return scores.fill_(-torch.inf).scatter_(1, ids, 0.0)  # made by the warpers, not used again
+        return scores.fill_(-torch.inf).scatter_(1, ids, 0.0)  # `generate` reads nothing else
 
 
 def draw(probabilities: Float[Tensor, "B V"]) -> Int[Tensor, "B 1"]:
     """Draw a token from each row: where a uniform number falls in the row's cumulative sum.
 
-    Sums are float64, over parts of the row first and then within the part that is hit: float32
-    would lose the tail of a large vocabulary.
+    Short parts of the row are summed first, and then the one that is hit token by token. What adds
+    up the parts is float64: float32 would lose the tail of a large vocabulary.
     """
     vocabulary = probabilities.shape[1]
     padded = torch.nn.functional.pad(probabilities, (0, -vocabulary % VOCABULARY_BLOCK))
     parts = padded.view(len(padded), -1, VOCABULARY_BLOCK)
-    sums = parts.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+    sums = parts.sum(dim=2).cumsum(dim=1, dtype=torch.float64)
     uniform = torch.rand(len(sums), 1, dtype=torch.float64, device=sums.device)
     place = uniform * sums[:, -1:]
     part = torch.searchsorted(sums, place, right=True).clamp(max=sums.shape[1] - 1)
     chosen = parts.gather(1, part[:, :, None].expand(-1, -1, VOCABULARY_BLOCK)).squeeze(1)
     inner = chosen.double().cumsum(dim=1)
     before = sums.gather(1, part) - inner[:, -1:]
-    token = torch.searchsorted(inner, place - before, right=True)
+    # a part's float32 sum may miss its float64 one: below 0, token 0 would be drawn, even at odds 0
+    token = torch.searchsorted(inner, (place - before).clamp(min=0), right=True)
     return (part * VOCABULARY_BLOCK + token).clamp(max=vocabulary - 1)
 
 
 def warpers(config: GenerationConfig) -> list[LogitsProcessor]:
     """Temperature and truncation, in the order in which `generate` applies them."""
-    found: list[LogitsProcessor] = [TemperatureLogitsWarper(config.temperature)]
+    found: list[LogitsProcessor] = []
+    if config.temperature != 1:
+        found.append(TemperatureLogitsWarper(config.temperature))
     if config.top_k:
         found.append(TopKLogitsWarper(config.top_k))
     if config.top_p < 1:

@@ -36,18 +36,43 @@ def product_attention(
     scaling: float | None = None,
     **rest: Any,
 ) -> tuple[Float[Tensor, "B Q H D"], None]:
-    """Attention as transformers calls it: causal without a mask; fused for long or single rows."""
+    """Attention as transformers calls it: causal without a mask; fused for long rows.
+
+    A single query in bf16, as in sampling, never is: the fused kernel takes up to 20 times as long.
+    """
     queries, keys = query.shape[2], key.shape[2]
-    is_fused = queries == 1 or keys > LONGEST or bool(rest.get("dropout"))
-    if query.device.type != "cpu" or is_fused:
+    is_sampling = queries == 1 and value.dtype != torch.float32
+    is_fused = not is_sampling and (queries == 1 or keys > LONGEST)
+    if query.device.type != "cpu" or is_fused or rest.get("dropout"):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **rest
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    hidden = future(queries, query.device) if attention_mask is None else ~attention_mask[:, 0]
     # Under autocast only projections give the lower precision; rotation brings back float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
+    if is_sampling:
+        attended = single_query_attention(query, key, value, scale, attention_mask)
+        return attended.transpose(1, 2), None
+    hidden = future(queries, query.device) if attention_mask is None else ~attention_mask[:, 0]
     return tail_attention(query, key, value, scale, hidden).transpose(1, 2), None
+
+
+def single_query_attention(
+    query: Float[Tensor, "B H 1 D"],
+    key: Float[Tensor, "B G S D"],
+    value: Float[Tensor, "B G S D"],
+    scale: float,
+    seen: Bool[Tensor, "B 1 1 S"] | None,
+) -> Float[Tensor, "B H 1 D"]:
+    """softmax(scale·q·kᵀ + mask)·v for the next token of each row, which sees the keys in `seen`."""
+    batch, groups, keys, size = key.shape
+    folded = query.reshape(batch * groups, -1, size)
+    k, v = (x.reshape(batch * groups, keys, size) for x in (key, value))
+    scores = torch.bmm(folded, k.mT).mul_(scale)
+    if seen is not None:
+        by_row = scores.view(batch, -1, 1, keys)
+        by_row.masked_fill_(~seen, torch.finfo(scores.dtype).min)
+    return torch.bmm(scores.softmax(dim=-1), v).view(query.shape)
 
 
 @lru_cache(maxsize=64)

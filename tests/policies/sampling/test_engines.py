@@ -117,6 +117,19 @@ def test_what_prompts_have_in_common_is_read_once(
         torch.testing.assert_close(torch.tensor(one.log_probs), theirs, rtol=0, atol=1e-4)
 
 
+def test_a_token_of_no_probability_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number at the border of two parts, where the second one's float32 sum is too large."""
+    torch.manual_seed(0)
+    probabilities = torch.rand(1, 512).softmax(dim=1)
+    probabilities[0, 256] = 0
+    second = probabilities[0, 256:]
+    while second.sum() <= second.double().sum():
+        probabilities[0, 257:] = torch.rand(255) / 512
+    sums = probabilities.view(1, 2, 256).sum(dim=2).cumsum(dim=1, dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: sums[:, :1] / sums[:, 1:])
+    assert draw(probabilities).item() == 257
+
+
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     torch.manual_seed(0)
     probabilities = torch.zeros(600)  # three parts, the last one short

@@ -3,7 +3,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from rlhf.modeling.attention.matmul import future, tail_attention, use_products
+from rlhf.modeling.attention.matmul import (
+    future,
+    product_attention,
+    tail_attention,
+    use_products,
+)
 
 SIZES = {
     "vocab_size": 40,
@@ -69,7 +74,7 @@ def test_a_model_gives_the_same_logits_and_gradients(make_config, padding):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs keep the fused kernel")
-def test_sampling_and_long_rows_use_the_fused_kernel_and_agree(monkeypatch):
+def test_float32_sampling_and_long_rows_use_the_fused_kernel_and_agree(monkeypatch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).double()
     ids = torch.arange(10).view(1, 10)
@@ -84,3 +89,22 @@ def test_sampling_and_long_rows_use_the_fused_kernel_and_agree(monkeypatch):
     assert torch.equal(greedy(), before)
     monkeypatch.setattr("rlhf.modeling.attention.matmul.LONGEST", 4)
     assert torch.equal(greedy(), before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs keep the fused kernel")
+@pytest.mark.parametrize("padding", [0, 4])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2)])
+def test_a_single_bf16_query_gives_what_the_fused_kernel_gives_without_it(
+    heads, groups, padding, monkeypatch
+):
+    q, k, v = (x.detach().bfloat16() for x in random((2, heads, 1, 8), *[(2, groups, 300, 8)] * 2))
+    seen = None
+    if padding:
+        seen = torch.ones(2, 1, 1, 300, dtype=torch.bool)
+        seen[1, ..., :padding] = False
+    many = [x.repeat_interleave(heads // groups, dim=1).float() for x in (k, v)]
+    expected = scaled_dot_product_attention(q.float(), *many, attn_mask=seen, scale=0.3)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", None)
+    found, _ = product_attention(torch.nn.Module(), q.float(), k, v, seen, scaling=0.3)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected.transpose(1, 2), atol=0.01, rtol=0.02)
