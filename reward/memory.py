@@ -11,7 +11,7 @@ from rlhf.errors import ConfigError
 from rlhf.parallel.distributed import choose_precision
 from rlhf.parallel.settings import SHARDED, Strategy
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.plan import GIB, Pass, Plan, ShardLayout, shard_plan
+from rlhf.planning.plan import GIB, Pass, Plan, ShardLayout, shard_plan, with_whole_gradient
 from rlhf.planning.planner import Shape, read_shape, tensor_parallel_shape
 from rlhf.planning.training_plan import reward_plan
 from rlhf.ranks import world_size
@@ -39,8 +39,9 @@ def plan_memory(settings: RewardSettings, shape: Shape, strategy: Strategy = "au
     """The memory of each process with the longest sequences, if nothing were sharded."""
     has_masters = ShardLayout(strategy, bf16_weights=_is_rounded(settings)).has_masters
     tokens = max(settings.batch.micro_tokens, settings.data.max_length)
-    return reward_plan(
-        tensor_parallel_shape(shape, settings.parallel.tensor_parallel),
+    parts = settings.parallel.tensor_parallel
+    plan = reward_plan(
+        tensor_parallel_shape(shape, parts),
         Pass(
             tokens,
             settings.data.max_length,
@@ -53,6 +54,7 @@ def plan_memory(settings: RewardSettings, shape: Shape, strategy: Strategy = "au
         lora_rank=settings.lora.rank,
         has_masters=has_masters,
     )
+    return plan if parts == 1 else with_whole_gradient(plan, shape.embedding_bytes)
 
 
 def plan_sharded(settings: RewardSettings) -> Plan:

@@ -19,15 +19,15 @@ from rlhf.parallel.sharding import Sharding
 from rlhf.planning.plan import (
     GIB,
     Item,
-    MemoryPhase,
     Plan,
     PPOBatch,
     SampleBatch,
     ShardLayout,
     count_rows,
     rows_in_pass,
+    with_whole_gradient,
 )
-from rlhf.planning.planner import FP32, Shape, read_shape, tensor_parallel_shape
+from rlhf.planning.planner import read_shape, tensor_parallel_shape
 from rlhf.planning.ppo_plan import Critic, Roles, bytes_at_output, ppo_plan, trained_parameters
 from rlhf.planning.strategies import Option, Sizes, gathered_bytes, sizes_of_policy_and_critic
 from rlhf.ranks import world_size
@@ -158,29 +158,14 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
     how = {"bf16": bf16, "checkpointing": checkpointing}
     plan = ppo_plan(shape, reward, batch, **how, roles=roles, layout=layout)
     if tensor_parallel > 1 and not roles.lora_rank:
-        return _with_whole_gradient(plan, read_shape(settings.model))
+        whole = read_shape(settings.model)
+        is_tied = whole.parameters == whole.trunk  # embeddings are the output matrix, too
+        return with_whole_gradient(plan, whole.embedding_bytes * (2 if is_tied else 1))
     if roles.lora_rank or parts == 1 or not layout.shards_weights:
         return plan  # of models under adapters the parts that are gathered are not counted
     how["bf16_weights"] = layout.bf16_weights
     sizes = sizes_of_policy_and_critic(shape, reward if roles.critic == "own" else None)
     return _add_gathered(plan, layout, sizes, bytes_at_output(shape, batch, **how), bf16=bf16)
-
-
-def _with_whole_gradient(plan: Plan, shape: Shape) -> Plan:
-    """A plan with the end of the backward pass under tensor parallelism.
-
-    The gradient of split embeddings comes whole to every process, and is added, whole, to that of
-    an output matrix which is the embeddings. Activations are gone by then.
-    """
-    tied = shape.parameters == shape.trunk
-    size = float(FP32 * shape.vocabulary * shape.hidden * (2 if tied else 1))
-    items = plan.phases[MemoryPhase.GRADIENTS]
-    computed = [item for item in items if item.state is MemoryKind.ACTIVATIONS]
-    if size <= sum(item.size for item in computed):
-        return plan
-    whole = Item("embeddings: gradient", size, "whole, when activations are gone")
-    held = tuple(item for item in items if item not in computed)
-    return replace(plan, phases={**plan.phases, MemoryPhase.GRADIENTS: (*held, whole)})
 
 
 def _add_gathered(

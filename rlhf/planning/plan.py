@@ -230,3 +230,18 @@ def whole_weights(layout: ShardLayout, size: float) -> tuple[Item, ...]:
     if layout.strategy != "zero3":
         return ()
     return (Item("whole weights", size, "moved to the device before ZeRO 3 shards them"),)
+
+
+def with_whole_gradient(plan: Plan, size: float) -> Plan:
+    """A plan with the end of the backward pass under tensor parallelism.
+
+    The gradient of split embeddings comes whole, `size` bytes, to every process. Activations are
+    gone by then.
+    """
+    items = plan.phases[MemoryPhase.GRADIENTS]
+    computed = [item for item in items if item.state is MemoryKind.ACTIVATIONS]
+    if size <= sum(item.size for item in computed):
+        return plan
+    whole = Item("embeddings: gradient", size, "whole, when activations are gone")
+    held = tuple(item for item in items if item not in computed)
+    return replace(plan, phases={**plan.phases, MemoryPhase.GRADIENTS: (*held, whole)})

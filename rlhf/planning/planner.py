@@ -67,6 +67,11 @@ class Shape:
         """Parameters of a reward model on this trunk: one scalar head."""
         return self.trunk + self.hidden
 
+    @property
+    def embedding_bytes(self) -> int:
+        """Of the embeddings in float32, and so of their gradient."""
+        return FP32 * self.vocabulary * self.hidden
+
 
 def read_shape(model: str) -> Shape:
     """The sizes of a model folder or hub name, counted on a copy without storage.

@@ -64,6 +64,7 @@ from rlhf.planning.plan import (
     ShardLayout,
     count_rows,
     shard_plan,
+    with_whole_gradient,
 )
 from rlhf.planning.planner import BF16, FP32, Shape, tensor_parallel_shape
 from rlhf.planning.ppo_plan import Roles, bytes_at_output, ppo_plan
@@ -239,7 +240,8 @@ def reads_sharded(stage: str, option: Option, load: Load) -> bool:
 
 def tensor_parallel_bytes(shape: Shape, load: Load, processes: int) -> float:
     """Bytes in each of `processes` that train one reward model by tensor parallelism."""
-    return stage_bytes("reward", DDP, tensor_parallel_shape(shape, processes), load, 1)
+    plan = plan_of("reward", DDP, tensor_parallel_shape(shape, processes), load, 1)
+    return with_whole_gradient(plan, shape.embedding_bytes).peak
 
 
 def sizes_of(stage: str, shape: Shape, load: Load) -> Sizes:

@@ -16,7 +16,7 @@ from rlhf.commands.models.train_reward import memory_plan
 from rlhf.errors import ConfigError
 from rlhf.parallel.distributed import device_bytes
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.plan import GIB, ShardLayout, shard_plan
+from rlhf.planning.plan import GIB, MemoryPhase, ShardLayout, shard_plan
 from rlhf.planning.planner import read_shape
 from tests.settings import changed, reward_settings
 
@@ -53,6 +53,10 @@ def test_of_a_model_held_by_four_processes_one_has_its_part(six_billion):
     settings = settings_for(six_billion, processes=4, tensor_parallel=4)
     always = {item.what: item.size for item in plan_memory(settings, shape).always}
     assert always == {"reward model: weights": 4 * held, "reward model: Adam": 8 * held}
+    small = changed(settings, max_length=128, **{"batch.micro_tokens": 128})
+    gradients = plan_memory(small, shape).phases[MemoryPhase.GRADIENTS]
+    whole = next(item.size for item in gradients if item.what == "embeddings: gradient")
+    assert whole == 4 * 50400 * 4096
 
 
 def test_adapters_freeze_the_trunk_in_bf16_or_4_bits(six_billion):

@@ -64,7 +64,7 @@ def single_query_attention(
     scale: float,
     seen: Bool[Tensor, "B 1 1 S"] | None,
 ) -> Float[Tensor, "B H 1 D"]:
-    """softmax(scale·q·kᵀ + mask)·v for the next token of each row, which sees the keys in `seen`."""
+    """softmax(scale·q·kᵀ + mask)·v for one query of each row, which sees the keys `seen`."""
     batch, groups, keys, size = key.shape
     folded = query.reshape(batch * groups, -1, size)
     k, v = (x.reshape(batch * groups, keys, size) for x in (key, value))

@@ -285,8 +285,12 @@ def test_processes_that_hold_a_model_together_by_hand() -> None:
     part = CRITIC - (6_700_000_000 + embeddings) * 3 / 4
     # bf16: (16 + 10)·d + 2·(2·1024 + 2·1024) + 8·2752, 33 times for each token
     activations = 20 * 33 * (26 * 4096 + 2 * 4 * 1024 + 8 * 2752)
-    held = 16 * part + 2 * 6_700_000_000 / 4 + activations
-    assert tensor_parallel_bytes(SHAPE, light, 4) == held
+    held = 16 * part + 2 * 6_700_000_000 / 4
+    assert activations < 4 * embeddings  # whose gradient comes whole to every process
+    assert tensor_parallel_bytes(SHAPE, light, 4) == held + 4 * embeddings
+    more = tensor_parallel_bytes(SHAPE, replace(light, batch=20), 4)
+    assert more == held + 10 * activations > held + 4 * embeddings
+    held += 4 * embeddings
     assert tensor_parallel_advice(SHAPE, light, 3, 4) == (
         f"reward: --parallel.tensor-parallel 4 holds {held / GIB:,.2f} GiB in "
         f"each process, which sends {sent / GIB:,.2f} GiB in one step."
