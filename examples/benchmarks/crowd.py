@@ -190,7 +190,8 @@ def evaluated_loop(file: Path, out: Path, num_rounds: int) -> None:
     loop.config_file.write_text(text, encoding="utf-8")
     write_json(loop.commands_file, {"commands": commands})
     stopped = f"{num_rounds} of {num_rounds} rounds are done."
-    write_json(loop.report_json, {"rounds": results, "stopped": stopped})
+    report = {"rounds": results, "stopped": stopped, "stopped_by": "rounds"}
+    write_json(loop.report_json, report)
     (out / "loop.log").write_text("\n".join(log), encoding="utf-8")
     for number in range(num_rounds):
         promote(out, number, "lead")

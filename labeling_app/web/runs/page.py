@@ -11,7 +11,6 @@ from labeling_app.web.runs import picture
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.progress import RoundView, clock, read_rounds
 from labeling_app.web.runs.stopped import (
-    has_figures,
     how_to_go_on,
     more_of_verdict,
     verdict,
@@ -208,12 +207,13 @@ def _stopped(process: LoopProcess, report: Mapping[str, Any]) -> Status:
     if not report.get("rounds"):
         words = f"Stopped: {report.get('stopped')}"
         return Status(name="done", words=words, advice=blocked, may_start=may_start)
+    why, figures = why_it_stopped(report)
     return Status(
         name="done",
         words=verdict(report["rounds"]),
         more=more_of_verdict(report["rounds"]),
-        why=why_it_stopped(report),
-        figures=str(report["stopped"]) if has_figures(report) else "",
+        why=why,
+        figures=figures,
         options=what_to_do(process, report, blocked),
         may_start=may_start,
     )

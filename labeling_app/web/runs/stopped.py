@@ -49,19 +49,22 @@ def _compared(rate: Mapping[str, Any], found: str, other: str) -> str:
     return OUTCOMES[found].format(other=other, share=share)
 
 
-def has_figures(report: Mapping[str, Any]) -> bool:
-    """Whether the loop's own reason is the result of its newest round, with figures."""
-    return str(report.get("stopped")).startswith(f"Round {report['rounds'][-1]['round']}: ")
+def why_it_stopped(report: Mapping[str, Any]) -> tuple[str, str]:
+    """Why no other round has begun, and the newest round in figures, if that is why.
 
-
-def why_it_stopped(report: Mapping[str, Any]) -> str:
-    """Why no other round has begun, without figures."""
-    newest, stopped = report["rounds"][-1], str(report.get("stopped"))
-    if not has_figures(report):
-        return f"The loop has stopped because {stopped}"  # 3 of 3 rounds are done
-    if newest["outcome"] == "better":
-        return "The loop had stopped, but people's votes show a gain now."
-    return "The loop has stopped because this round is not a proven gain (stop_without_gain)."
+    Args:
+        report: report.json of the loop. Those of earlier versions have no `stopped_by`.
+    """
+    stopped = str(report["stopped"])
+    match report.get("stopped_by", "unknown"):
+        case "rounds":
+            return f"The loop has stopped because {stopped}", ""  # 3 of 3 rounds are done
+        case "stop_without_gain" as by:
+            return f"The loop has stopped because this round is not a proven gain ({by}).", stopped
+        case None:
+            return "The loop had stopped, but people's votes show a gain now.", stopped
+        case _:
+            return f"The loop has stopped. {stopped}", ""
 
 
 def what_to_do(process: LoopProcess, report: Mapping[str, Any], blocked: str) -> list[str]:

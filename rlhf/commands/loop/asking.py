@@ -12,6 +12,7 @@ from labeling_app.db.store import Store
 from labeling_app.db.tasks import default_overlap
 from rlhf.commands.loop.report import (
     Round,
+    Stop,
     build_report,
     describe_round,
     read_rounds,
@@ -87,18 +88,18 @@ def count_votes(out: Path, number: int | None) -> Round:
         rounds = read_rounds(out)
         before = RunDir(out).read_report()
         price = before.get("cost", {}).get("price_per_hour")  # older reports have no cost
-        stopped = before.get("stopped") and _why_stopped(out, rounds)
-        write_json(file, build_report(rounds, out, stopped, price))
+        stop = _why_stopped(out, rounds) if before.get("stopped") else None
+        write_json(file, build_report(rounds, out, stop, price))
     return rounds[number]
 
 
-def _why_stopped(out: Path, rounds: Sequence[Round]) -> str:
+def _why_stopped(out: Path, rounds: Sequence[Round]) -> Stop:
     """Why a loop that has stopped would stop today, or that it would not."""
     found = read_settings_file(RunDir(out).config_file)
     limit = found.get("rounds", LoopSettings.rounds)
     without_gain = found.get("stop_without_gain", LoopSettings.stop_without_gain)
     reason = reason_to_stop(rounds, limit, without_gain=without_gain)
-    return reason or f"{describe_round(rounds[-1])} Another round can start."
+    return reason or Stop(f"{describe_round(rounds[-1])} Another round can start.", None)
 
 
 def _database(out: Path) -> Path:

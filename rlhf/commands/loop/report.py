@@ -7,8 +7,9 @@ one. The first round begins with the original model.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock
 
@@ -26,6 +27,20 @@ PEOPLE = "people"  # as a judge
 GAIN = "a gain needs an interval above 50 % and a sign test with p below 0.05"
 LOCK_SECONDS = 60.0
 KEPT = ("value", "low", "high", "level", "n", "p_value")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why no other round has begun.
+
+    Args:
+        words: a sentence for people.
+        by: the setting that ends the loop; None where none does any longer, because people's votes
+            show a gain since.
+    """
+
+    words: str
+    by: Literal["rounds", "stop_without_gain"] | None
 
 
 def read_rounds(out: Path) -> list[Round]:
@@ -110,7 +125,7 @@ def describe_round(one: Round) -> str:
     )
 
 
-def reason_to_stop(rounds: Sequence[Round], limit: int, *, without_gain: bool) -> str | None:
+def reason_to_stop(rounds: Sequence[Round], limit: int, *, without_gain: bool) -> Stop | None:
     """Why no other round follows; None where one does.
 
     Args:
@@ -121,9 +136,10 @@ def reason_to_stop(rounds: Sequence[Round], limit: int, *, without_gain: bool) -
     if not rounds:
         return None
     if without_gain and rounds[-1]["outcome"] != "better":
-        return f"{describe_round(rounds[-1])} ({GAIN[0].upper()}{GAIN[1:]}.)"
+        words = f"{describe_round(rounds[-1])} ({GAIN[0].upper()}{GAIN[1:]}.)"
+        return Stop(words, "stop_without_gain")
     done = f"{len(rounds)} of {counted(limit, 'round')} {'is' if len(rounds) == 1 else 'are'} done."
-    return done if len(rounds) >= limit else None
+    return Stop(done, "rounds") if len(rounds) >= limit else None
 
 
 def report_lock(out: Path) -> FileLock:
@@ -132,7 +148,7 @@ def report_lock(out: Path) -> FileLock:
 
 
 def build_report(
-    rounds: Sequence[Round], out: Path, stopped: str | None, price_per_hour: float | None = None
+    rounds: Sequence[Round], out: Path, stop: Stop | None, price_per_hour: float | None = None
 ) -> dict[str, Any]:
     """The content of OUT/report.json; its cost is that of all rounds.
 
@@ -141,7 +157,7 @@ def build_report(
     Args:
         rounds: those that are done.
         out: folder of the loop.
-        stopped: why no other round follows.
+        stop: why no other round follows; None where one does.
         price_per_hour: of one device.
     """
     gained = [one["round"] for one in rounds if one["outcome"] == "better"]
@@ -151,7 +167,8 @@ def build_report(
     point = price_of_a_point(cost["price"], rate["value"] if rate else None)
     return {
         "rounds": list(rounds),
-        "stopped": stopped,
+        "stopped": stop.words if stop else None,
+        "stopped_by": stop.by if stop else None,
         "policy": best,
         "cost": {**cost, "price_per_point": point},
     }

@@ -69,12 +69,12 @@ def run_rounds(settings: LoopSettings) -> dict[str, Any]:
         while True:
             with report_lock(settings.out):
                 rounds = read_rounds(settings.out)
-                reason = reason_to_stop(rounds, limit, **rule)
-                report = build_report(rounds, settings.out, reason, settings.price_per_hour)
+                stop = reason_to_stop(rounds, limit, **rule)
+                report = build_report(rounds, settings.out, stop, settings.price_per_hour)
                 write_json(run.report_json, report)
             if rounds:
                 say(f"\n{describe_round(rounds[-1])}")
-            if reason:
+            if stop:
                 return report
             _run_round(run, settings, len(rounds))
 

@@ -12,7 +12,7 @@ from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.cli import main
 from rlhf.commands.loop.new_rankings import Exported, count_new
-from rlhf.commands.loop.report import build_report, read_rounds
+from rlhf.commands.loop.report import Stop, build_report, read_rounds
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.loop.stages import stages_of_round
 from rlhf.records.jsonl import write_json, write_jsonl
@@ -266,7 +266,8 @@ def loop(done: RunDir, tmp_path: Path) -> Path:
     shutil.copytree(done.path, folder / "evaluate")
     write_json(folder / "reward" / "report.json", {"accuracy": None})
     write_json(folder / "rankings" / "manifest.json", {"rankings": 1})
-    write_json(out / "report.json", build_report(read_rounds(out), out, "all are done"))
+    stop = Stop("1 of 1 round is done.", "rounds")
+    write_json(out / "report.json", build_report(read_rounds(out), out, stop))
     ranked = {"prompt": "Why?", "responses": ["So.", "No."], "tiers": [[0], [1]], "kind": "human"}
     write_jsonl(tmp_path / "ranked.jsonl", [ranked])
     assert main(["import", str(tmp_path / "ranked.jsonl"), "--db", str(out / "labels.db")]) == 0
@@ -306,6 +307,7 @@ def test_people_are_asked_about_a_round_and_their_votes_train_nothing(
         "Round 0: wins 100 % "
     )  # no longer what the judge before said
     assert "judged by people (4 votes by 1 person): no gain" in report["stopped"]
+    assert report["stopped_by"] == "stop_without_gain"
 
     export = next(one for one in stages_of_round(LoopSettings(out=loop, model="m"), 0)
                   if one.name == "export")  # fmt: skip

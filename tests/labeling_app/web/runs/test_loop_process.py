@@ -355,7 +355,8 @@ def test_the_page_says_what_the_rounds_have_cost(process: LoopProcess, store: St
     assert content(process, store.connections)["cost"] == ""
     rates = {"before": RATE, "original": RATE}
     one = {"round": 0, "outcome": "better", "judge": "people", "win_rate": rates}
-    write_json(out / "report.json", {"rounds": [one], "cost": cost})
+    stopped = {"stopped": "1 of 1 round is done.", "stopped_by": "rounds"}
+    write_json(out / "report.json", {"rounds": [one], "cost": cost, **stopped})
     frame = LeadFrame()
     frame.add_filters(**FILTERS)
     lea = User(name="lea", role="lead", disabled=False, epoch=0)

@@ -10,7 +10,7 @@ from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.page import status_of
 from labeling_app.web.runs.stopped import more_of_verdict, verdict, why_it_stopped
 from rlhf.commands.loop.opened import read_loop_file
-from rlhf.commands.loop.report import reason_to_stop
+from rlhf.commands.loop.report import Stop, build_report, reason_to_stop
 from rlhf.records.jsonl import write_json
 from rlhf.run.loops.asking import write_asked
 from rlhf.run.loops.promotion import promote
@@ -66,21 +66,32 @@ def test_a_later_round_is_compared_with_both() -> None:
     )
 
 
-def test_then_it_says_why_it_stopped() -> None:
-    def why(done: list[dict[str, Any]], stopped: str | None) -> str:
-        return why_it_stopped({"rounds": done, "stopped": stopped})
+def test_then_it_says_why_it_stopped(tmp_path: Path) -> None:
+    def why(done: list[dict[str, Any]], stop: Stop | None) -> tuple[str, str]:
+        return why_it_stopped(build_report(done, tmp_path, stop))
 
     limit = reason_to_stop(rounds(GAIN, GAIN), 2, without_gain=True)
     assert why(rounds(GAIN, GAIN), limit) == (
-        "The loop has stopped because 2 of 2 rounds are done."
+        "The loop has stopped because 2 of 2 rounds are done.",
+        "",
     )
     no_gain = reason_to_stop(rounds(GAIN, EVEN), 3, without_gain=True)
+    assert no_gain is not None
     assert why(rounds(GAIN, EVEN), no_gain) == (
-        "The loop has stopped because this round is not a proven gain (stop_without_gain)."
+        "The loop has stopped because this round is not a proven gain (stop_without_gain).",
+        no_gain.words,
     )
-    assert why(rounds(GAIN, GAIN), "Round 1: wins … Another round can start.") == (
-        "The loop had stopped, but people's votes show a gain now."
+    votes = "Round 1: wins … Another round can start."
+    assert why(rounds(GAIN, GAIN), Stop(votes, None)) == (
+        "The loop had stopped, but people's votes show a gain now.",
+        votes,
     )
+
+
+def test_of_a_report_without_the_reason_it_shows_the_sentence() -> None:
+    """As earlier versions wrote them."""
+    earlier = {"rounds": rounds(GAIN), "stopped": "1 of 1 round is done."}
+    assert why_it_stopped(earlier) == ("The loop has stopped. 1 of 1 round is done.", "")
 
 
 @pytest.fixture
@@ -98,8 +109,9 @@ def process(tmp_path: Path) -> LoopProcess:
 
 
 def stop(process: LoopProcess, done: list[dict[str, Any]]) -> None:
-    reason = reason_to_stop(done, 3, without_gain=True)
-    write_json(process.file.out / "report.json", {"rounds": done, "stopped": reason})
+    reason = reason_to_stop(done, 3, without_gain=True) or Stop("Another round can start.", None)
+    out = process.file.out
+    write_json(out / "report.json", build_report(done, out, reason))
 
 
 BLOCKED = (
@@ -133,7 +145,7 @@ def test_last_it_says_what_a_lead_can_do(process: LoopProcess) -> None:
     ]
     stop(process, rounds(GAIN, judge="people"))
     status = status_of(process)  # by people's votes, counted since
-    assert (status.may_start, status.figures) == ("Start", "")
+    assert (status.may_start, status.figures) == ("Start", "Another round can start.")
     assert status.options == ["Start begins another round."]
 
 

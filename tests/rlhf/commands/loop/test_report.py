@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlhf.commands.loop.report import (
+    Stop,
     build_report,
     describe_round,
     read_rounds,
@@ -87,24 +88,26 @@ def test_a_gain_is_an_interval_above_one_half_and_a_sign_test(
     assert reason_to_stop(done, 3, without_gain=False) is None
 
 
-def test_the_loop_says_with_figures_why_it_stops() -> None:
+def test_the_loop_says_with_figures_why_it_stops_and_which_setting_stops_it() -> None:
+    done, no_gain = Stop("2 of 2 rounds are done.", "rounds"), Stop(NO_GAIN, "stop_without_gain")
+    one_done = Stop("1 of 1 round is done.", "rounds")
     assert reason_to_stop([], 1, without_gain=True) is None
     assert reason_to_stop(rounds(WINS), 2, without_gain=True) is None
-    assert reason_to_stop(rounds(WINS), 1, without_gain=True) == "1 of 1 round is done."
-    assert reason_to_stop(rounds(WINS, WINS), 2, without_gain=True) == "2 of 2 rounds are done."
-    assert reason_to_stop(rounds(WINS, EVEN), 2, without_gain=True) == NO_GAIN
-    assert reason_to_stop(rounds(WINS, EVEN), 2, without_gain=False) == "2 of 2 rounds are done."
-    few = {**EVEN, "low": None, "high": None}
-    assert "wins 54 % (too few prompts for an interval), sign" in str(
-        reason_to_stop(rounds(few), 3, without_gain=True)
-    )
+    assert reason_to_stop(rounds(WINS), 1, without_gain=True) == one_done
+    assert reason_to_stop(rounds(WINS, WINS), 2, without_gain=True) == done
+    assert reason_to_stop(rounds(WINS, EVEN), 2, without_gain=True) == no_gain
+    assert reason_to_stop(rounds(WINS, EVEN), 2, without_gain=False) == done
+    few = reason_to_stop(rounds({**EVEN, "low": None, "high": None}), 3, without_gain=True)
+    assert few is not None
+    assert "wins 54 % (too few prompts for an interval), sign" in few.words
 
 
 def test_the_table_at_the_end() -> None:
     done = rounds(WINS, EVEN)
     done[1]["accuracy"] = {"value": 0.7, "low": 0.6, "high": 0.8}
     done[0]["new_rankings"] = None
-    report = build_report(done, Path("runs/a"), NO_GAIN)
+    report = build_report(done, Path("runs/a"), Stop(NO_GAIN, "stop_without_gain"))
+    assert (report["stopped"], report["stopped_by"]) == (NO_GAIN, "stop_without_gain")
     assert report["policy"] == "runs/a/round-0/ppo/policy"
     settings = SimpleNamespace(round_folder=lambda number: Path(f"runs/a/round-{number}"))
     header, first, second, *rest = loop.describe(settings, report).splitlines()
@@ -122,8 +125,8 @@ def test_the_table_at_the_end() -> None:
         "The newest policy that gained: runs/a/round-0/ppo/policy",
         "Report of the last round: runs/a/round-1/evaluate/report.html",
     ]
-    nothing = build_report(rounds(EVEN), Path("runs/a"), "x")
-    assert nothing["policy"] is None
+    nothing = build_report(rounds(EVEN), Path("runs/a"), None)
+    assert (nothing["policy"], nothing["stopped"], nothing["stopped_by"]) == (None, None, None)
     assert "No policy gained." in loop.describe(settings, nothing)
 
 

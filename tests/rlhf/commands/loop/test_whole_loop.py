@@ -169,6 +169,7 @@ def test_a_loop_waits_for_people_and_goes_on_after_it_was_killed(
     assert (done["rankings"], done["new_rankings"]) == (12, 12)
     assert done["win_rate"]["before"]["low"] is None  # of four prompts there is no interval
     assert "no gain" in report["stopped"]
+    assert report["stopped_by"] == "stop_without_gain"
     assert report == read_json(folder.out / "report.json")
     assert status(folder.out, capsys)[3] == report["stopped"]
     assert [one["status"] for one in listener.heard] == ["waiting", "done"]
@@ -226,6 +227,7 @@ def test_two_rounds_by_a_signal_with_interruptions(tmp_path: Path, tiny_model: P
         (1, "evaluate", 0),
     ]
     assert report["stopped"] == "2 of 2 rounds are done."
+    assert report["stopped_by"] == "rounds"
     # the second round ranks its four prompts anew, with the policy's answers
     counts = [(one["rankings"], one["new_rankings"]) for one in report["rounds"]]
     assert counts == [(12, 12), (12, 4)]
