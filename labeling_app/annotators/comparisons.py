@@ -26,7 +26,7 @@ Pair = tuple[Prompt, Response, Response]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vote:
+class PairVote:
     """One person's vote on a pair: 1 for the second response, ½ for a tie, 0 for the first."""
 
     prompt_id: str
@@ -100,7 +100,7 @@ def count_votes(connections: Connections, task_ids: Sequence[int]) -> VoteCount:
     return VoteCount(given=len(voters), wanted=wanted, people=len(set(voters)))
 
 
-def read_votes(store: Store, pairs: Iterable[Pair]) -> list[Vote]:
+def read_votes(store: Store, pairs: Iterable[Pair]) -> list[PairVote]:
     """People's votes on these pairs; rankings that leave one response out are not votes.
 
     Leads' decisions are left out: a lead sees the votes before deciding.
@@ -113,7 +113,7 @@ def read_votes(store: Store, pairs: Iterable[Pair]) -> list[Vote]:
             if first.id in place and second.id in place:
                 above = place[first.id] - place[second.id]
                 share = 0.5 if above == 0 else float(above > 0)
-                votes.append(Vote(prompt_id=prompt.id, annotator=annotator, second=share))
+                votes.append(PairVote(prompt_id=prompt.id, annotator=annotator, second=share))
     return votes
 
 

@@ -39,7 +39,7 @@ from labeling_app.rankings.agreement import (
     tau_b,
     top_share_by_position,
 )
-from rlhf.records.reliability import Reliability, reliability_of_shared, votes_of
+from rlhf.records.reliability import Reliability, labels_of, reliability_of_shared
 
 LATEST = 5_000
 # Twice the speed of a very fast reader, about 1,200 words a minute.
@@ -182,12 +182,12 @@ def measure_quality(store: Store) -> Quality:
     task_means = [fmean(v) for group in shared if (v := _values(group, pair_agreement))]
     taus = [fmean(v) for group in shared if (v := _values(group, tau_b))]
     longer = [fmean(wins) for j in judgments if (wins := longer_wins(j.tiers, j.lengths))]
-    votes = [
-        vote
+    labels = [
+        label
         for judgment in judgments
-        for vote in votes_of(str(judgment.task_id), judgment.annotator, judgment.tiers)
+        for label in labels_of(str(judgment.task_id), judgment.annotator, judgment.tiers)
     ]
-    reliability = reliability_of_shared(votes)
+    reliability = reliability_of_shared(labels)
     names = sorted({judgment.annotator for judgment in judgments})
     checks = check_scores(store.connections)
     return Quality(

@@ -25,15 +25,12 @@ from rlhf.run.rundir import RunDir
 Pair = tuple[Prompt, Response, Response]
 
 
-class Vote(NamedTuple):
-    """What a person has said of a pair: `share` is 1 for the policy's answer, ½ or 0."""
+class PolicyVote(NamedTuple):
+    """A person's vote on a pair: `share` is 1 for the policy's answer, ½ for a tie, else 0."""
 
     prompt_id: str
     share: float
     person: str
-
-
-Votes = Sequence[Vote]
 
 
 class NoVotesError(InputError):
@@ -63,7 +60,7 @@ def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
     }
 
 
-def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
+def add_votes(run: RunDir, votes: Mapping[str, Sequence[PolicyVote]]) -> dict[str, Any]:
     """Write people's verdict into report.json and report.html of an evaluation.
 
     Args:
@@ -115,7 +112,7 @@ def _forget_votes(content: dict[str, Any]) -> None:
         sample["scores"].pop("people", None)
 
 
-def _shares(votes: Votes) -> dict[str, float]:
+def _shares(votes: Sequence[PolicyVote]) -> dict[str, float]:
     """The policy's share of the votes on each prompt."""
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for vote in votes:
@@ -123,7 +120,9 @@ def _shares(votes: Votes) -> dict[str, float]:
     return {prompt_id: float(np.mean(shares)) for prompt_id, shares in by_prompt.items()}
 
 
-def _judge(part: dict[str, Any], votes: Votes, pairs: Sequence[Pair], seed: int) -> None:
+def _judge(
+    part: dict[str, Any], votes: Sequence[PolicyVote], pairs: Sequence[Pair], seed: int
+) -> None:
     """Add win rate and counts of these votes to the part of report.json of one other model.
 
     Prompts are what counts, as in every interval: several votes on one pair resemble each other.

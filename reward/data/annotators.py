@@ -7,7 +7,7 @@ from typing import Any
 
 from reward.data.batches import total_weight
 from reward.data.groups import Group
-from reward.data.reliability import collect_votes, estimate_reliability, weights_of
+from reward.data.reliability import collect_labels, estimate_reliability, weights_of
 from reward.settings import Loss
 from rlhf.records.reliability import Reliability
 from rlhf.records.schema import RankedPrompt
@@ -35,8 +35,8 @@ def estimate_weights(records: Iterable[RankedPrompt]) -> AnnotatorWeights:
                 names.update(ranking.annotator for ranking in record.rankings)
                 yield record
 
-    votes = collect_votes(train())
-    reliability = estimate_reliability(votes, names)
+    labels = collect_labels(train())
+    reliability = estimate_reliability(labels, names)
     return AnnotatorWeights(weights_of(reliability), reliability)
 
 

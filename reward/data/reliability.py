@@ -7,31 +7,33 @@ from rlhf.errors import InputError
 from rlhf.records.reliability import (
     TOLERANCE,
     Item,
+    PairLabel,
     Reliability,
-    Vote,
+    labels_of,
     reliability_of_shared,
-    votes_of,
 )
 from rlhf.records.schema import RankedPrompt
 
 
-def collect_votes(records: Iterable[RankedPrompt]) -> list[Vote]:
-    """Every preference of every ranking; of several by one annotator on one item, the last."""
-    found: dict[tuple[Item, str], Vote] = {}
+def collect_labels(records: Iterable[RankedPrompt]) -> list[PairLabel]:
+    """The labels of every ranking; of several by one annotator on one item, the last."""
+    found: dict[tuple[Item, str], PairLabel] = {}
     for record in records:
         for ranking in record.rankings:
-            for vote in votes_of(record.prompt.id, ranking.annotator, ranking.tiers):
-                found[vote.item, vote.annotator] = vote
+            for label in labels_of(record.prompt.id, ranking.annotator, ranking.tiers):
+                found[label.item, label.annotator] = label
     return list(found.values())
 
 
-def estimate_reliability(votes: Sequence[Vote], names: Iterable[str]) -> dict[str, Reliability]:
+def estimate_reliability(
+    labels: Sequence[PairLabel], names: Iterable[str]
+) -> dict[str, Reliability]:
     """The reliability of everybody in `names`, by name.
 
     Raises:
         InputError: no two annotators judged the same two responses.
     """
-    known = reliability_of_shared(votes)
+    known = reliability_of_shared(labels)
     if not known:
         raise InputError(
             "--annotator-weights auto compares annotators, and no two of them judged the same two "

@@ -11,12 +11,12 @@ so that few judgments stay near chance. Ties are left out: where the chance of a
 on which response is better, ties cancel from the posterior.
 
 Intervals are of the profile likelihood: every a_j for which some accuracies of the others explain
-the votes nearly as well. Nobody knows the truth, so agreement alone often leaves open who of two
+the labels nearly as well. Nobody knows the truth, so agreement alone often leaves open who of two
 is right more often, and then both intervals are wide. Pairs of one ranking are not independent: the
 likelihood counts for as much less as they resemble each other, the design effect of Rao and Scott
 (Journal of the American Statistical Association 76, 1981).
 
-Letters: I items, J annotators, V votes.
+Letters: I items, J annotators, N labels.
 """
 
 from collections import Counter, defaultdict
@@ -45,8 +45,8 @@ Item = tuple[str, str, str]  # what was judged, and two of its responses in the 
 
 
 @dataclass(frozen=True)
-class Vote:
-    """An annotator's preference between the two responses of an item."""
+class PairLabel:
+    """An annotator's label of an item: which of its two responses is the better one."""
 
     item: Item
     annotator: str
@@ -67,8 +67,8 @@ class Reliability:
     shared: int
 
 
-def votes_of(judged: str, annotator: str, tiers: Sequence[Sequence[str]]) -> Iterator[Vote]:
-    """Every preference of one ranking.
+def labels_of(judged: str, annotator: str, tiers: Sequence[Sequence[str]]) -> Iterator[PairLabel]:
+    """The labels that one ranking gives: which response of each pair is above the other.
 
     Args:
         judged: the prompt or task.
@@ -79,23 +79,25 @@ def votes_of(judged: str, annotator: str, tiers: Sequence[Sequence[str]]) -> Ite
         others = [name for worse in tiers[place + 1 :] for name in worse]
         for winner, loser in product(tier, others):
             first, second = sorted((winner, loser))
-            yield Vote((judged, first, second), annotator, winner == first)
+            yield PairLabel((judged, first, second), annotator, winner == first)
 
 
-def reliability_of_shared(votes: Sequence[Vote]) -> dict[str, Reliability]:
+def reliability_of_shared(labels: Sequence[PairLabel]) -> dict[str, Reliability]:
     """The reliability of everybody who judged the same two responses as somebody else, by name."""
     from scipy.sparse import csr_array  # slow to import, and absent on a rented GPU
 
     judges: dict[Item, set[str]] = defaultdict(set)
-    for vote in votes:
-        judges[vote.item].add(vote.annotator)
-    shared = [vote for vote in votes if len(judges[vote.item]) > 1]
+    for label in labels:
+        judges[label.item].add(label.annotator)
+    shared = [label for label in labels if len(judges[label.item]) > 1]
     if not shared:
         return {}
-    who, annotator = np.unique([vote.annotator for vote in shared], return_inverse=True)
-    numbers = {item: number for number, item in enumerate(dict.fromkeys(v.item for v in shared))}
-    item = np.array([numbers[vote.item] for vote in shared])
-    sign = np.array([1.0 if vote.first_wins else -1.0 for vote in shared])
+    who, annotator = np.unique([label.annotator for label in shared], return_inverse=True)
+    numbers = {
+        item: number for number, item in enumerate(dict.fromkeys(label.item for label in shared))
+    }
+    item = np.array([numbers[label.item] for label in shared])
+    sign = np.array([1.0 if label.first_wins else -1.0 for label in shared])
     accuracy = run_em(item, annotator, sign)
     signs = csr_array((sign, (item, annotator)), (len(numbers), len(who)))
     _, judged = np.unique([what for what, _, _ in numbers], return_inverse=True)
@@ -112,29 +114,29 @@ def reliability_of_shared(votes: Sequence[Vote]) -> dict[str, Reliability]:
 
 
 def run_em(
-    item: Int[ndarray, " V"],
-    annotator: Int[ndarray, " V"],
-    sign: Float[ndarray, " V"],
+    item: Int[ndarray, " N"],
+    annotator: Int[ndarray, " N"],
+    sign: Float[ndarray, " N"],
     most_steps: int = MOST_STEPS,
 ) -> Float[ndarray, " A"]:
-    """The accuracies a that are most likely given V votes.
+    """The accuracies a that are most likely given N labels.
 
-    With p_i the probability that the first response of item i is the better one, and y = ±1 a vote
+    With p_i the probability that the first response of item i is the better one, and y = ±1 a label
     for the first or the second:
 
         M: a_j = (1 + Σ_i P(y_ij is right)) / (2 + n_j)
         E: p_i = σ(Σ_j y_ij · log(a_j / (1 − a_j)))
 
     Args:
-        item: of each vote, counted from 0.
-        annotator: of each vote, counted from 0.
-        sign: of each vote: 1 where the first response wins, else -1.
+        item: of each label, counted from 0.
+        annotator: of each label, counted from 0.
+        sign: of each label: 1 where the first response wins, else -1.
         most_steps: after which it ends at the latest.
     """
     from scipy.special import expit, logit  # as above
 
     number = np.bincount(annotator)
-    posterior = np.bincount(item, sign > 0) / np.bincount(item)  # the share of votes for the first
+    posterior = np.bincount(item, sign > 0) / np.bincount(item)  # the share of labels for the first
     accuracy = np.full(len(number), 0.5)
     for _ in range(most_steps):
         right = np.where(sign > 0, posterior[item], 1 - posterior[item])
@@ -154,7 +156,7 @@ def find_intervals(
     where a_j = v, and D_j the design effect; at 0 or 1 if that is nowhere.
 
     Args:
-        signs: 1 or -1 of each vote as in `run_em`, a row for each item, a column for each person.
+        signs: 1 or -1 of each label as in `run_em`, a row for each item, a column for each person.
         judged: the prompt or task of each item, counted from 0.
         accuracy: a.
     """
@@ -195,7 +197,7 @@ def _distinct_rows(signs: "csr_array") -> tuple["csr_array", Int[ndarray, " U"]]
 def _find_end(left: Callable[[float], float], inside: float, last: float, beyond: float) -> float:
     """Where `left` first falls below 0 on the way to `last`; `beyond` if it does not.
 
-    First, because accuracies of 1 − a explain all votes as well as a: everybody wrong for right.
+    First, because accuracies of 1 − a explain all labels as well as a: everybody wrong for right.
     Two fits at one place differ a little: no place is asked about twice.
     """
     for outside in np.linspace(inside, last, WALK + 1)[1:].tolist():
@@ -219,7 +221,7 @@ def _log_posterior(
     """Σ_j (n_j / 2 + 1) log a_j (1 − a_j) + Σ_u c_u log cosh(l_u / 2).
 
     l are the log-odds of the E step. This is the density that `run_em` makes highest: an item's
-    votes have the likelihood ½ Π_j P(right) + ½ Π_j P(wrong), by which of the two responses wins.
+    labels have the likelihood ½ Π_j P(right) + ½ Π_j P(wrong), by which of the two responses wins.
     """
     from scipy.special import logit
 
@@ -270,7 +272,7 @@ def _design_effects(
     number = int(judged.max()) + 1
     sums = csr_array((surplus, (judged[item], annotator)), (number, len(accuracy)))
     together, alone = sums.power(2).sum(axis=0), np.bincount(annotator, surplus**2)
-    # no variance where a person's votes say nothing, as two people's who differ on all they share
+    # no variance where a person's labels say nothing, as two people's who differ on all they share
     ratio = np.divide(together, alone, out=np.zeros_like(alone), where=alone > 0)
     effects: Float[ndarray, " J"] = np.maximum(ratio * number / max(number - 1, 1), 1)
     return effects

@@ -34,7 +34,7 @@ from examples.evidence.human_labels.heads import (
 from examples.evidence.human_labels.people import as_records, draw_test, is_bare, read_pairs
 from policies.evaluate.measures.statistics import bootstrap_interval
 from reward.data.annotators import estimate_weights
-from reward.data.reliability import collect_votes, weights_of
+from reward.data.reliability import collect_labels, weights_of
 from rlhf.records.reliability import Reliability
 from rlhf.records.schema import RankedPrompt, Ranking
 
@@ -147,10 +147,10 @@ def count_right(real: Sequence[RankedPrompt], judged: Sequence[RankedPrompt]) ->
 
     One right and one wrong judgment are added to everybody's count.
     """
-    truth = {vote.item: vote.first_wins for vote in collect_votes(real)}
+    truth = {label.item: label.first_wins for label in collect_labels(real)}
     right: dict[str, list[bool]] = {}
-    for vote in collect_votes(judged):
-        right.setdefault(vote.annotator, []).append(vote.first_wins == truth[vote.item])
+    for label in collect_labels(judged):
+        right.setdefault(label.annotator, []).append(label.first_wins == truth[label.item])
     return {name: (1 + sum(all_)) / (2 + len(all_)) for name, all_ in sorted(right.items())}
 
 

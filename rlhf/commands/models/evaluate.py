@@ -237,7 +237,7 @@ def _queue(settings: Settings, db: Path) -> int:
 def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
     from labeling_app.annotators.comparisons import are_queued, read_votes
     from labeling_app.db.store import Store
-    from policies.evaluate.votes import Vote, add_votes, pairs_to_ask
+    from policies.evaluate.votes import PolicyVote, add_votes, pairs_to_ask
     from rlhf.errors import InputError
 
     run = RunDir(settings.out)
@@ -251,7 +251,7 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
             )
         votes = {
             other: [
-                Vote(vote.prompt_id, vote.second, vote.annotator)
+                PolicyVote(vote.prompt_id, vote.second, vote.annotator)
                 for vote in read_votes(store, asked)
             ]
             for other, asked in pairs.items()

@@ -11,15 +11,15 @@ from scipy.optimize import minimize
 from scipy.sparse import csr_array
 
 from reward.data.annotators import estimate_weights
-from reward.data.reliability import collect_votes, estimate_reliability, weights_of
+from reward.data.reliability import collect_labels, estimate_reliability, weights_of
 from reward.training.train import train_reward
 from rlhf.cli import main
 from rlhf.commands.models.train_reward import describe_report
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.reliability import (
+    PairLabel,
     Reliability,
-    Vote,
     _find_end,
     _log_posterior,
     find_intervals,
@@ -39,26 +39,26 @@ ACCURACY = {  # two careless ones toss a coin in 40 % of their judgments, eve tu
 }
 
 
-def simulate(num_items: int, judges: int, seed: int) -> list[Vote]:
-    """Votes of as many of the five on every item, and those of zoe, whom nobody can check."""
+def simulate(num_items: int, judges: int, seed: int) -> list[PairLabel]:
+    """Labels of as many of the five on every item, and those of zoe, whom nobody can check."""
     random = np.random.default_rng(seed)
     names = list(ACCURACY)
-    votes = []
+    labels = []
     for number in range(num_items):
         truth = bool(random.integers(2))
         for who in random.choice(names, judges, replace=False):
             is_right = random.random() < ACCURACY[who]
-            votes.append(Vote((str(number), "x", "y"), str(who), truth == is_right))
-        votes.append(Vote((str(number), "x", "z"), "zoe", truth))
-    return votes
+            labels.append(PairLabel((str(number), "x", "y"), str(who), truth == is_right))
+        labels.append(PairLabel((str(number), "x", "z"), "zoe", truth))
+    return labels
 
 
-def arrays(votes: list[Vote], names: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    items = sorted({vote.item for vote in votes})
+def arrays(labels: list[PairLabel], names: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    items = sorted({label.item for label in labels})
     return (
-        np.array([items.index(vote.item) for vote in votes]),
-        np.array([names.index(vote.annotator) for vote in votes]),
-        np.array([1.0 if vote.first_wins else -1.0 for vote in votes]),
+        np.array([items.index(label.item) for label in labels]),
+        np.array([names.index(label.annotator) for label in labels]),
+        np.array([1.0 if label.first_wins else -1.0 for label in labels]),
     )
 
 
@@ -77,7 +77,7 @@ def test_one_shared_pair_says_as_little_where_two_people_differ_as_where_they_ag
     # With 1 - a in the place of one accuracy, a b + (1 - a)(1 - b) is a (1 - b) + (1 - a) b.
     item = ("prompt", "x", "y")
     agree, differ = (
-        reliability_of_shared([Vote(item, "ann", True), Vote(item, "bob", says)])
+        reliability_of_shared([PairLabel(item, "ann", True), PairLabel(item, "bob", says)])
         for says in (True, False)
     )
     for name in ("ann", "bob"):
@@ -87,8 +87,8 @@ def test_one_shared_pair_says_as_little_where_two_people_differ_as_where_they_ag
 
 
 def test_em_ends_where_the_posterior_density_is_highest():
-    votes = [vote for vote in simulate(60, 3, seed=1) if vote.annotator != "zoe"]
-    item, annotator, sign = arrays(votes, list(ACCURACY))
+    labels = [label for label in simulate(60, 3, seed=1) if label.annotator != "zoe"]
+    item, annotator, sign = arrays(labels, list(ACCURACY))
 
     def minus_log_posterior(logits: np.ndarray) -> float:
         accuracy = 1 / (1 + np.exp(-logits))
@@ -122,13 +122,13 @@ def test_five_annotators_are_recovered_and_the_adversary_is_left_out():
 
 
 def test_two_annotators_share_what_they_agree_on():
-    # a² + (1 − a)² = .82 of equal votes: a = (1 + √(2 · .82 − 1)) / 2 = .9
-    votes = [
-        Vote((str(number), "x", "y"), who, who == "ann" or number < 8200)
+    # a² + (1 − a)² = .82 of equal labels: a = (1 + √(2 · .82 − 1)) / 2 = .9
+    labels = [
+        PairLabel((str(number), "x", "y"), who, who == "ann" or number < 8200)
         for number in range(10_000)
         for who in ("ann", "bob")
     ]
-    found = estimate_reliability(votes, ["ann", "bob"])
+    found = estimate_reliability(labels, ["ann", "bob"])
     assert [one.value for one in found.values()] == pytest.approx([0.9, 0.9], abs=1e-3)
     # Who of them errs is unknown: (2a − 1)(2b − 1) = .64 also where a is 1 and b is .82.
     for one in found.values():
@@ -155,10 +155,10 @@ def test_an_end_is_found_although_two_fits_at_one_place_differ():
 def test_pairs_of_one_prompt_that_always_agree_count_once():
     random = np.random.default_rng(3)
     truth = random.choice([-1.0, 1.0], size=(400, 1))
-    votes = truth * np.where(random.random((400, 3)) < [0.8, 0.75, 0.7], 1, -1)
+    labels = truth * np.where(random.random((400, 3)) < [0.8, 0.75, 0.7], 1, -1)
 
     def intervals(times: int, prompts: np.ndarray) -> np.ndarray:
-        signs = votes.repeat(times, axis=0)
+        signs = labels.repeat(times, axis=0)
         item, annotator = np.nonzero(signs)
         accuracy = run_em(item, annotator, signs[item, annotator])
         return np.array(find_intervals(csr_array(signs), prompts, accuracy))
@@ -166,7 +166,7 @@ def test_pairs_of_one_prompt_that_always_agree_count_once():
     once = intervals(1, np.arange(400))
     assert intervals(6, np.arange(400).repeat(6)) == pytest.approx(once, abs=0.02)
     alone = intervals(6, np.arange(2400))
-    assert (once[:, 0] > 0.6).all()  # not the 1 − a that explain all votes as well
+    assert (once[:, 0] > 0.6).all()  # not the 1 − a that explain all labels as well
     assert (np.diff(alone) < 0.6 * np.diff(once)).all()
 
 
@@ -195,15 +195,15 @@ def test_weights_are_log_odds_over_the_largest():
         weights_of({"a": Reliability(0.5, 0, 1, 5), "b": Reliability(0.2, 0, 1, 5)})
 
 
-def test_votes_are_preferences_across_tiers_and_the_last_of_one_annotator_counts():
+def test_labels_are_preferences_across_tiers_and_the_last_of_one_annotator_counts():
     record = build_record(1, tiers=((1,), (0, 2)))
     later = replace(record.rankings[0], tiers=tuple(reversed(record.rankings[0].tiers[:2])))
-    votes = collect_votes([replace(record, rankings=(record.rankings[0], later))])
+    labels = collect_labels([replace(record, rankings=(record.rankings[0], later))])
     names = [response.id for response in record.responses]
-    # 0 and 2 are tied: no vote; the second ranking turns both preferences round
-    assert votes == [
-        Vote((record.prompt.id, names[0], names[1]), "ann", True),
-        Vote((record.prompt.id, names[1], names[2]), "ann", False),
+    # 0 and 2 are tied: no label; the second ranking turns both preferences round
+    assert labels == [
+        PairLabel((record.prompt.id, names[0], names[1]), "ann", True),
+        PairLabel((record.prompt.id, names[1], names[2]), "ann", False),
     ]
 
 
