@@ -9,6 +9,7 @@ matrix.
 
 import gc
 import os
+import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ USUAL = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
+SHARED_MEMORY = "cpushm_"  # in the names of files that the CPU build makes in /dev/shm
 
 # vLLM keeps its groups of processes in global variables, and an engine that is shut down takes
 # torch's with it. So there is one at a time.
@@ -114,6 +116,7 @@ class VLLM:
                 disable_log_stats=True,
             )
             _engines.append(self)
+            _release_names()
             extend_timeouts()
             self.llm.llm_engine.engine_core._finalizer.atexit = False
             trial = SamplingParams(max_tokens=1, detokenize=False)
@@ -221,6 +224,18 @@ def shut_down() -> None:
         gc.collect()
 
 
+def _release_names() -> None:
+    """Remove the names of the CPU build's shared memory, which all ranks of the engine have mapped.
+
+    Every engine that ranks share takes the same names, and a killed process would leave them: no
+    other engine could start.
+    """
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text("utf-8").splitlines() if maps.is_file() else ():
+        if SHARED_MEMORY in line:  # address, access, offset, device, inode, path
+            Path(line.split(maxsplit=5)[-1]).unlink(missing_ok=True)
+
+
 def _sampling(config: GenerationConfig, seed: int, vocabulary: int) -> Any:
     from vllm import SamplingParams
 
@@ -262,6 +277,13 @@ def _refusing(model: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, torch.distributed.DistError):
         raise  # they have remedies of their own
     except (ValueError, NotImplementedError, RuntimeError) as error:
+        if "create shm in SHMManager failed. errno: 17" in str(error):  # EEXIST
+            files = shlex.join(map(str, sorted(Path("/dev/shm").glob(f"*{SHARED_MEMORY}*"))))
+            raise InputError(
+                f"vLLM cannot make its shared memory, which is there already: {files}",
+                "A killed engine has left it, unless another one is starting on this machine. "
+                f"Remove it: rm {files}",
+            ) from error
         # vLLM's settings are pydantic's, whose own text counts errors first
         reason = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error) or repr(error)
         raise InputError(

@@ -49,9 +49,3 @@ def stop_after(run: RunDir, step: int) -> None:
     for late in run.checkpoints.glob("checkpoint-*"):
         if int(late.name.rpartition("-")[2]) > step:
             shutil.rmtree(late)
-
-
-def forget_killed_engines() -> None:
-    """Remove what the CPU build of vLLM leaves of a killed engine, and would stumble over."""
-    for one in Path("/dev/shm").glob("*-tp:*-cpushm_*"):
-        one.unlink()

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -42,7 +41,7 @@ from tests.policies.sampling.samples import (
 )
 from tests.policies.training import TrainingInputs, build_training, metrics_of
 from tests.servers.commands import run_group, run_process
-from tests.servers.interrupted import forget_killed_engines, kill_when
+from tests.servers.interrupted import kill_when
 
 LONG = [5 + number % 7 for number in range(290)]
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM has some of its own
@@ -229,17 +228,6 @@ def test_a_second_engine_takes_the_place_of_the_first(wide: Path) -> None:
         sample(engine, model, wide)
 
 
-def test_a_model_that_it_cannot_run_is_refused(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tmp_path: Path
-) -> None:
-    training = build_training(tmp_path_factory.mktemp("narrow"), tiny_model)
-    done = run_process(*training.arguments(tmp_path / "x", "--engine", "vllm"))
-    assert done.returncode == 2
-    words = " ".join(done.stderr.split())
-    assert re.search(r"vLLM does not start with .* \(.*head_dim=8", words)
-    assert "Use --engine generate, which samples from every model." in words
-
-
 def test_a_policy_is_trained_and_a_resumed_run_is_the_undisturbed_one(
     training: TrainingInputs, tmp_path: Path
 ) -> None:
@@ -274,7 +262,6 @@ BF16_ADAPTERS = (  # of a rate at which the second step's are seen
 def test_two_processes_with_an_engine_each_or_one(
     training: TrainingInputs, tmp_path: Path, layout: tuple[str, ...]
 ) -> None:
-    forget_killed_engines()
     options = ("--engine", "vllm", "--processes", "2", *layout)
     done = run_process(*training.arguments(tmp_path, *options, steps=2))
     assert done.returncode == 0, done.stderr
@@ -297,7 +284,6 @@ def test_two_processes_share_an_engine_and_gather_no_model(
     shared = (*both, "--sharding", "fsdp", "--engine-tensor-parallel", "2")
     straight, killed, whole = (tmp_path / name for name in ("straight", "killed", "whole"))
     for out, options in ((whole, both), (straight, shared)):
-        forget_killed_engines()
         done = run_process(*training.arguments(out, *options, steps=5))
         assert done.returncode == 0, done.stderr
     found, expected = metrics_of(straight), metrics_of(whole)
@@ -308,13 +294,11 @@ def test_two_processes_share_an_engine_and_gather_no_model(
     weights = [load_file(out / "policy" / "model.safetensors") for out in (straight, whole)]
     for name, value in weights[0].items():
         torch.testing.assert_close(value, weights[1][name], rtol=0, atol=1e-4)
-    forget_killed_engines()
     kill_when(training.arguments(killed, *shared, steps=5), killed / "metrics.jsonl", lines=2)
     for beat in read_heartbeats(RunDir(killed).heartbeat):  # the launcher alone is dead
         with suppress(ProcessLookupError):
             os.kill(beat.pid, signal.SIGKILL)
     assert RunDir(killed).read_stage()["status"] != "done"
-    forget_killed_engines()
     done = run_process(*training.arguments(killed, *shared, "--resume", steps=5))
     assert done.returncode == 0, done.stderr
     assert metrics_of(killed) == metrics_of(straight)
@@ -348,7 +332,6 @@ def test_two_processes_that_share_an_engine_take_the_steps_of_one(
     program.write_text(SEEDED, encoding="utf-8")
     shared = ("--sharding", "fsdp", "--engine-tensor-parallel", "2")
     for count, layout in ((1, ()), (2, shared)):
-        forget_killed_engines()
         # stored outputs are drawn by each process for itself
         options = ("--engine", "vllm", "--kl.source", "resident", *layout)
         words = training.arguments(tmp_path / str(count), *options, steps=5)
@@ -372,7 +355,6 @@ def test_reference_outputs_of_processes_that_share_an_engine(
     words = ["reference", "--prompts", str(prompts), "--model", str(training.model), *SHORT]
     words += ["--processes", "2", "--prompts-per-shard", "5", "--batch-size", "1"]
     shared = ["--engine", "vllm", "--engine-tensor-parallel", "2", "--out", str(tmp_path / "out")]
-    forget_killed_engines()
     done = run_process(*words, *shared, "--sharding", "fsdp")
     assert done.returncode == 0, done.stderr
     store = open_store(tmp_path / "out" / "outputs")
@@ -388,13 +370,3 @@ def test_reference_outputs_of_processes_that_share_an_engine(
     refused = run_process(*words, *shared)
     assert refused.returncode == 2
     assert "--sampling.engine-tensor-parallel 2 needs a sharded model" in refused.stderr
-
-
-def test_processes_that_cannot_share_engines_evenly_are_refused(
-    training: TrainingInputs, tmp_path: Path
-) -> None:
-    options = ("--engine", "vllm", "--engine-tensor-parallel", "3", "--processes", "2")
-    done = run_process(*training.arguments(tmp_path / "out", *options))
-    assert done.returncode == 2
-    words = " ".join(done.stderr.split())
-    assert "2 processes do not divide into groups of --sampling.engine-tensor-parallel 3" in words
