@@ -123,7 +123,7 @@ class Quality:
     people: list[Person] = field(default_factory=list)
     agreement: Interval | None = None
     tau: Interval | None = None
-    alpha: float | None = None
+    alpha: Interval | None = None
     matrix: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
     top_by_position: list[Interval] = field(default_factory=list)
     longer_wins: Interval | None = None

@@ -1,7 +1,9 @@
 """Numbers worked by hand, and Krippendorff's own example."""
 
-from itertools import permutations
+from functools import cache
+from itertools import permutations, product
 
+import numpy as np
 import pytest
 
 from labeling_app.rankings.agreement import (
@@ -88,15 +90,15 @@ def test_rankings_by_chance_have_no_alpha_whatever_their_lengths():
         for a in permutations(names)
         for b in permutations(names)
     ]
-    assert ranking_alpha(tasks[:4]) == pytest.approx(1 / 16)
-    assert ranking_alpha(tasks[4:]) == pytest.approx(1 / 216)
-    assert ranking_alpha(tasks) == pytest.approx((16 / 16 + 216 / 216) / (16 + 216))
+    assert ranking_alpha(tasks[:4]) == (pytest.approx(1 / 16), None, None)  # of four tasks
+    assert ranking_alpha(tasks[4:])[0] == pytest.approx(1 / 216)
+    assert ranking_alpha(tasks)[0] == pytest.approx((16 / 16 + 216 / 216) / (16 + 216))
 
 
 def test_alpha_takes_rankings_of_other_responses_for_nothing():
     whole, part = strict("abcd"), strict("cd")  # c and d are third and fourth, or first and second
     assert ranking_alpha([[whole, part]]) is None
-    assert ranking_alpha([[whole, whole, part]]) == 1.0
+    assert ranking_alpha([[whole, whole, part]]) == (1.0, None, None)
     assert ranking_alpha([[whole], []]) is None
 
 
@@ -105,7 +107,60 @@ def test_tied_responses_share_their_mean_rank_in_alpha():
     assert mean_ranks(tied) == {"a": 2, "b": 2, "c": 2, "d": 4}
     # Values 1,2 | 2,2 | 3,2 | 4,4: n = 1, 4, 1, 2, with middles 0.5, 3, 5.5, 7.
     # D_o: 2 · 2.5² + 2 · 2.5² = 25. D_e: 2 (4·6.25 + 4·6.25 + 25 + 8·16 + 2·42.25 + 2·2.25) / 7.
-    assert ranking_alpha([[strict("abcd"), tied]]) == pytest.approx(1 - 25 / (584 / 7))
+    assert ranking_alpha([[strict("abcd"), tied]])[0] == pytest.approx(1 - 25 / (584 / 7))
+
+
+def test_the_interval_of_alpha_is_that_of_a_binomial_where_tasks_are_coins():
+    # Two people order two responses alike in 8 tasks and differ in 2: of 4 T values half are 1, so
+    # that alpha = 1 - d (4 T - 1) / 2 T = 1 - 1.95 d for a share d of tasks on which they differ.
+    # 10 d of a resample is binomial with p = 0.2: P(0) = .107; P(< 5) = .967 and P(< 6) = .994.
+    alike, differ = [strict("ab"), strict("ab")], [strict("ab"), strict("ba")]
+    found = ranking_alpha([alike] * 8 + [differ] * 2, samples=10_000)
+    assert found == pytest.approx((1 - 1.95 * 0.2, 1 - 1.95 * 0.5, 1.0))
+    # Nobody differs: Wilson's interval from -1 to 1, as of tau-b below.
+    assert ranking_alpha([alike] * 5) == pytest.approx((1.0, 0.1311, 1.0), abs=1e-4)
+    assert ranking_alpha([alike] * 4) == (1.0, None, None)
+    assert ranking_alpha([[[["a", "b"]]] * 2] * 5) is None
+
+
+def alpha_by_definition(units: list[list[float]]) -> float:
+    """1 - D_o / D_e of Krippendorff (2011), section E, as sums over pairs of values."""
+    values = np.array([value for unit in units for value in unit])
+
+    def distance(c: float, k: float) -> float:
+        inside = ((values >= min(c, k)) & (values <= max(c, k))).sum()
+        return float(inside - ((values == c).sum() + (values == k).sum()) / 2) ** 2
+
+    observed = sum(
+        sum(distance(c, k) for c in unit for k in unit) / (len(unit) - 1) for unit in units
+    )
+    expected = sum(distance(c, k) for c in values for k in values) / (len(values) - 1)
+    return 1 - observed / expected if expected else np.nan
+
+
+def test_the_interval_of_alpha_is_that_of_all_resamples():
+    """The 5⁵ resamples of five tasks, each as likely as another, with alpha by its definition."""
+    tasks = [
+        [strict("abc"), strict("abc"), strict("acb")],
+        [strict("abc"), [["a", "b"], ["c"]]],
+        [strict("cab"), strict("acb")],
+        [strict("ab"), strict("ab")],
+        [strict("ab"), strict("ba")],
+    ]
+    units = [[[mean_ranks(one)[name] for one in task] for name in mean_ranks(task[0])]
+             for task in tasks]  # fmt: skip
+
+    @cache
+    def alpha(drawn: tuple[int, ...]) -> float:
+        threes, twos = ([unit for task in drawn if (task < 3) is is_three for unit in units[task]]
+                        for is_three in (True, False))  # fmt: skip
+        known = [(alpha_by_definition(of), sum(map(len, of))) for of in (threes, twos) if of]
+        return sum(alpha * number for alpha, number in known) / sum(n for _, n in known)
+
+    value, low, high = ranking_alpha(tasks, samples=50_000)
+    assert value == pytest.approx(alpha((0, 1, 2, 3, 4)))
+    alphas = [alpha(tuple(sorted(drawn))) for drawn in product(range(5), repeat=5)]
+    assert (low, high) == pytest.approx(np.quantile(alphas, (0.025, 0.975)), abs=0.01)
 
 
 def test_intervals():
