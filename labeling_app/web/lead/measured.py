@@ -185,7 +185,7 @@ def _coefficient(value: Interval | None) -> str:
     if not is_known(value, scale=2.0):
         return TOO_FEW
     mean, low, high = value
-    return f"{mean:z.2f} ({low:z.2f} to {high:z.2f})"
+    return f"{mean:z.2f} ({low:z.2f}\u00a0to\u00a0{high:z.2f})"
 
 
 FILTERS: dict[str, Callable[..., str]] = {

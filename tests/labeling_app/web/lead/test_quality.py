@@ -220,7 +220,7 @@ def test_the_page_says_how_much_is_open_now(ask, rank):
         ("interval", (0.82, 0.01, 0.99), "too few to say"),
         ("interval", (0.82, None, None), "too few to say"),
         ("interval", (0.75, 0.30, 0.95), "75\u00a0% (30–95)"),  # three of four
-        ("coefficient", (0.56, -0.11, 1.0), "0.56 (-0.11 to 1.00)"),
+        ("coefficient", (0.56, -0.11, 1.0), "0.56 (-0.11\u00a0to\u00a01.00)"),
         ("coefficient", (0.1, -0.8, 0.8), "too few to say"),
     ],
 )
