@@ -46,6 +46,7 @@ class Trial:
         reported: how much it did: the fields of `Amount` that its report has.
         speed: how fast.
         parameters: of its model.
+        without_gpu: its machine had no GPU.
     """
 
     stage: Stage
@@ -53,6 +54,7 @@ class Trial:
     reported: dict[str, Any]
     speed: Speed
     parameters: int
+    without_gpu: bool
 
 
 def read_trial(run: RunDir) -> Trial:
@@ -89,7 +91,14 @@ def read_trial(run: RunDir) -> Trial:
         processes = int(content.get("processes", 1))
         whole = content["device_seconds"] / processes
         speed = _speed_of(operations, clocks, _rate(report) * TERA, processes, whole)
-    return Trial(name, str(run.path), report["amount"], speed, shape.parameters)
+    return Trial(
+        stage=name,
+        path=str(run.path),
+        reported=report["amount"],
+        speed=speed,
+        parameters=shape.parameters,
+        without_gpu="hardware" in content and not content["hardware"].get("gpus"),
+    )
 
 
 def _shapes(run: RunDir, stage: str) -> tuple[Shape, Shape | None]:

@@ -52,14 +52,19 @@ SHARED: dict[Stage, tuple[str, ...]] = {
 
 def forecasts(
     settings: Settings, shape: Shape, student: Shape, price_per_hour: float
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """What each stage will take and cost, with what that assumes.
+
+    None where the plan is for GPUs whose speed nobody has measured.
 
     Raises:
         InputError: a run in --like cannot be used.
     """
     trials = _trials(settings)
-    rate, source = _rate(settings, list(trials.values()))
+    known = _rate(settings, list(trials.values()))
+    if known is None:
+        return None
+    rate, source = known
     common = Amount()
     for stage, names in SHARED.items():
         if trial := trials.get(stage):
@@ -71,7 +76,7 @@ def forecasts(
         amount = amount.changed(asdict(settings.amount))
         operations = count_operations(stage, shape, amount, settings.lora_rank, student)
         speed = _speed(settings, stage, shape, rate, nearest)
-        one = forecast(operations, speed, settings.gpus, price_per_hour)
+        one = forecast(operations, speed, settings.devices, price_per_hour)
         found[stage] = {
             **asdict(one),
             "amount": asdict(amount),
@@ -96,10 +101,15 @@ def _trials(settings: Settings) -> dict[Stage, Trial]:
     return found
 
 
-def _rate(settings: Settings, trials: Sequence[Trial]) -> tuple[float, str]:
-    """Operations a second of a matrix product, and where the number is from."""
+def _rate(settings: Settings, trials: Sequence[Trial]) -> tuple[float, str] | None:
+    """Operations a second of a matrix product, and where the number is from.
+
+    None where that of a GPU is asked for, and neither this machine nor a run has measured one.
+    """
     if settings.tflops is not None:
         return settings.tflops * 1e12, "as given by --tflops"
+    if settings.is_for_gpus and any(one.without_gpu for one in trials):
+        return None
     if trials:
         return trials[0].speed.rate, f"measured by {trials[0].path}"
     import torch
@@ -107,6 +117,8 @@ def _rate(settings: Settings, trials: Sequence[Trial]) -> tuple[float, str]:
     from rlhf.parallel.distributed import choose_precision
     from rlhf.planning.utilization import matmul_rate
 
+    if settings.is_for_gpus and not torch.cuda.is_available():
+        return None
     dtype = torch.bfloat16 if choose_precision("auto") == "bf16" else torch.float32
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return matmul_rate(device, dtype), "measured here"

@@ -33,6 +33,15 @@ LAST_WAY = {"generate": "vLLM for PPO's sampling", "vllm": "a vLLM that more GPU
 
 FORECASTING = ("like", "utilization", "sampling_utilization", "amount")
 
+GPU_MEMORY = 80.0  # GiB
+# The speeds are of large matrix products in dense bf16, as measured: 271 of an A100 SXM and 253 of
+# a PCIe one, 760 to 795 of an H100 SXM in the best of many shapes, 790 of an H200.
+NO_FORECAST = (
+    "No hours and no price: {reason}. Give --tflops, the speed of one GPU in large matrix products "
+    "in bf16 (about 700 for an H100 SXM or H200, about 250 for an A100), or --like RUN, a short "
+    "run on such GPUs."
+)
+
 Table = dict[str, dict[str, float]]  # by option and stage
 
 
@@ -85,14 +94,15 @@ class Settings:
     student: str | None = None
     """distill: model folder or hub name of the student; the teacher is --model. Default: every
     second layer of --model."""
-    gpus: int = 1
-    """Number of devices, over all machines."""
+    gpus: int | None = None
+    """Number of devices, over all machines. Default: 1."""
     shard_group: int | None = None
     """FSDP: number of devices that share one sharded copy; default: all."""
     tensor_parallel: int = 1
     """Also show a reward model split by tensor parallelism over this many processes; 1: off."""
-    gpu_memory: float = 80.0
-    """Memory of each device, in GiB; a tenth is kept free for what the plan does not count."""
+    gpu_memory: float | None = None
+    """Memory of each device, in GiB; a tenth is kept free for what the plan does not count.
+    Default: 80."""
     sequence_length: int = 1024
     """Tokens of a prompt with its response."""
     batch: int = 8
@@ -107,8 +117,9 @@ class Settings:
     commands. bf16 changes the rows of DDP, FSDP and LoRA."""
     tflops: float | None = None
     """Measured speed of a device, in 10¹² operations per second; with --network, shows times. With
-    --price-per-hour: the speed of a large matrix product; default: as in --like, else measured
-    here."""
+    --price-per-hour: the speed of a large matrix product in bf16, about 700 for an H100 SXM or H200
+    and 250 for an A100; default: as in --like, else measured here. With --gpus or --gpu-memory, a
+    machine without a GPU measures nothing."""
     network: float | None = None
     """Measured bandwidth from a device to the others, in GB/s; with --tflops, shows times."""
     lora_rank: int = 16
@@ -139,16 +150,16 @@ class Settings:
         require_range("sequence_length", self.sequence_length, 2)
         require_range("batch", self.batch, 1)
         require_range("shard_group", self.shard_group, 1)
-        if self.shard_group and self.gpus % self.shard_group:
+        if self.shard_group and self.devices % self.shard_group:
             raise ConfigError(
-                f"--shard-group {self.shard_group} does not divide --gpus {self.gpus}",
+                f"--shard-group {self.shard_group} does not divide --gpus {self.devices}",
                 "Give the devices of one machine, or another divisor of all.",
             )
         require_range("tflops", self.tflops, 0, above_low=True)
         require_range("network", self.network, 0, above_low=True)
         require_range("tensor_parallel", self.tensor_parallel, 1)
         require_range("passes", self.passes, 1)
-        if self.reduce_dtype != "fp32" and self.gpus == 1:
+        if self.reduce_dtype != "fp32" and self.devices == 1:
             raise ConfigError(
                 f"--reduce-dtype {self.reduce_dtype} has no effect with --gpus 1, which adds up "
                 "nothing with others",
@@ -171,12 +182,29 @@ class Settings:
                 f"--engine {self.engine}",
                 "Add --engine vllm, or leave it out.",
             )
-        if self.gpus % self.engine_tensor_parallel:
+        if self.devices % self.engine_tensor_parallel:
             raise ConfigError(
                 f"--engine-tensor-parallel {self.engine_tensor_parallel} does not divide --gpus "
-                f"{self.gpus}",
+                f"{self.devices}",
                 "Give the devices of one machine, or another divisor of all.",
             )
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.gpus or 1
+
+    @property
+    def usable_gib(self) -> float:
+        """Memory of each device without what is kept free, in GiB."""
+        from rlhf.planning.strategies import USABLE
+
+        return (self.gpu_memory or GPU_MEMORY) * USABLE
+
+    @property
+    def is_for_gpus(self) -> bool:
+        """Whether the plan is for GPUs that were named, not for this machine."""
+        return self.gpus is not None or self.gpu_memory is not None
 
     @property
     def vllm_processes(self) -> int:
@@ -203,13 +231,13 @@ def run(settings: Settings) -> dict[str, Any]:
     from rlhf.commands.machine.forecasting import forecasts
     from rlhf.planning.advice import advice_for_all, tensor_parallel_advice
     from rlhf.planning.planner import read_shape
-    from rlhf.planning.strategies import USABLE, Option, options_for, stage_bytes
+    from rlhf.planning.strategies import Option, options_for, stage_bytes
     from rlhf.planning.traffic import Speed, step_bytes, step_seconds
     from rlhf.planning.training_plan import fine_tuning_plans
 
     shape, student = read_shape(settings.model), read_student(settings)
     load = settings.load()
-    usable, passes, gpus = settings.gpu_memory * USABLE, settings.passes, settings.gpus
+    usable, passes, gpus = settings.usable_gib, settings.passes, settings.devices
 
     def table(stages: Sequence[str], number: Callable[[str, Option], float]) -> Table:
         """A number of each stage under each option."""
@@ -294,7 +322,6 @@ def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """The result as a table; a star marks what fits."""
     from rlhf.commands.machine.forecasting import forecast_lines
-    from rlhf.planning.strategies import USABLE
 
     lines = [
         f"{result['parameters']:,} parameters. GiB on each device; * fits, with a tenth kept free.",
@@ -313,7 +340,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         lines.append(f"{name:{NAME_WIDTH}}{cells}".rstrip())
     if any("+" in line for line in lines[FIRST_ROW:]):
         lines.append(LIGHTER)
-    usable = settings.gpu_memory * USABLE
+    usable = settings.usable_gib
     needs = result["fine_tuning_gib"].items()
     tuning = ", ".join(f"{n} {gib:,.2f}{'*' if gib <= usable else ''}" for n, gib in needs)
     lines += ["", f"Fine-tuning, which shards nothing: {tuning}."]
@@ -325,6 +352,9 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         lines += _rows(result["seconds"])
     if result["forecast"]:
         lines += ["", *forecast_lines(settings, result["forecast"])]
+    elif settings.price_per_hour is not None:
+        reason = "a run in --like had no GPU" if settings.like else "this machine has no GPU"
+        lines += ["", NO_FORECAST.format(reason=reason)]
     last = LAST_WAY[settings.engine]
     lines += [
         "",

@@ -1,9 +1,10 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+import torch
 
 from policies.ppo.settings import PPOSettings
 from policies.reference.settings import ReferenceSettings
@@ -249,6 +250,46 @@ def test_without_a_rate_that_of_this_machine_is_measured(tiny_model: Path) -> No
     found = plan.run(Settings(model=str(tiny_model), price_per_hour=1))["forecast"]
     assert found["tflops_from"] == "measured here"
     assert found["matmul_tflops"] > 0
+
+
+WAYS = (
+    "Give --tflops, the speed of one GPU in large matrix products in bf16 (about 700 for an H100 "
+    "SXM or H200, about 250 for an A100), or --like RUN, a short run on such GPUs."
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU to measure")
+@pytest.mark.parametrize("named", [{"gpus": 4}, {"gpus": 1}, {"gpu_memory": 80.0}])
+def test_a_machine_without_a_gpu_says_nothing_of_what_gpus_cost(
+    tiny_model: Path, named: dict[str, Any], capsys: pytest.CaptureFixture
+) -> None:
+    settings = Settings(model=str(tiny_model), price_per_hour=2.5, **named)
+    result = plan.run(settings)
+    assert result["forecast"] is None
+    lines = plan.describe(settings, result).splitlines()
+    assert f"No hours and no price: this machine has no GPU. {WAYS}" in lines
+    assert not any("Forecast" in line or "TFLOP/s" in line for line in lines)
+    flags = [word for name, value in named.items() for word in (flag_of(name), str(value))]
+    words = ["plan", "--model", str(tiny_model), "--price-per-hour", "2.5", *flags, "--json"]
+    assert cli.main(words) == 0
+    assert json.loads(capsys.readouterr().out)["forecast"] is None
+    given = plan.run(replace(settings, tflops=250))["forecast"]
+    assert given["tflops_from"] == "as given by --tflops"
+    assert "No hours" not in plan.describe(
+        replace(settings, tflops=250), {**result} | {"forecast": given}
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the run would have a GPU")
+def test_a_run_without_a_gpu_is_no_measure_of_one(training: TrainingInputs) -> None:
+    here = Settings(model=str(training.model), price_per_hour=1, like=(training.reference,))
+    assert plan.run(here)["forecast"]["tflops_from"] == f"measured by {training.reference}"
+    on_gpus = replace(here, gpus=2)
+    result = plan.run(on_gpus)
+    assert result["forecast"] is None
+    expected = f"No hours and no price: a run in --like had no GPU. {WAYS}"
+    assert expected in plan.describe(on_gpus, result).splitlines()
+    assert plan.run(replace(on_gpus, tflops=250))["forecast"] is not None
 
 
 def fine_tune(training: TrainingInputs, rankings: Path, folder: Path) -> None:
