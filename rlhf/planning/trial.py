@@ -47,6 +47,8 @@ class Trial:
         speed: how fast.
         parameters: of its model.
         without_gpu: its machine had no GPU.
+        assumed: phases that it skipped, such as sampling where all responses were reused; their
+            utilization is assumed.
     """
 
     stage: Stage
@@ -55,6 +57,7 @@ class Trial:
     speed: Speed
     parameters: int
     without_gpu: bool
+    assumed: tuple[Phase, ...]
 
 
 def read_trial(run: RunDir) -> Trial:
@@ -98,6 +101,7 @@ def read_trial(run: RunDir) -> Trial:
         speed=speed,
         parameters=shape.parameters,
         without_gpu="hardware" in content and not content["hardware"].get("gpus"),
+        assumed=tuple(phase for phase, number in operations.steps.items() if not number),
     )
 
 

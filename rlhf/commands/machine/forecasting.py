@@ -1,6 +1,6 @@
 """The forecast of `rlhf plan --price-per-hour`: hours and price of each stage, and its lines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +10,7 @@ from rlhf.planning.forecast import (
     ASSUMED,
     TITLES,
     Amount,
+    Phase,
     Phases,
     Speed,
     Stage,
@@ -81,6 +82,7 @@ def forecasts(
             **asdict(one),
             "amount": asdict(amount),
             "utilization": {phase: speed.utilization[phase] for phase in one.seconds},
+            "assumed": _assumed(settings, one.seconds, nearest),
             "like": nearest.path if nearest else None,
             "like_stage": nearest.stage if nearest else None,
         }
@@ -141,6 +143,17 @@ def _speed(
     return Speed(rate, utilization, start)
 
 
+def _assumed(settings: Settings, phases: Iterable[Phase], trial: Trial | None) -> list[Phase]:
+    """The phases whose utilization is neither measured nor given."""
+    given = {
+        "sampling": settings.sampling_utilization,
+        "scoring": settings.utilization,
+        "training": settings.utilization,
+    }
+    unknown = trial.assumed if trial else tuple(given)
+    return [phase for phase in phases if phase in unknown and given[phase] is None]
+
+
 def forecast_lines(settings: Settings, forecast: dict[str, Any]) -> Iterator[str]:
     """Hours and price of each stage, and what they assume."""
     stages = forecast["stages"]
@@ -155,7 +168,12 @@ def forecast_lines(settings: Settings, forecast: dict[str, Any]) -> Iterator[str
         f"({forecast['tflops_from']}), and of this uses:"
     )
     for name, one in stages.items():
-        uses = (f"{phase} {use:.1%}" for phase, use in one["utilization"].items())
+        skipped = one["assumed"] if one["like"] else []
+        uses = (
+            f"{phase} {use:.1%}"
+            + (f" (assumed: that run did no {phase})" if phase in skipped else "")
+            for phase, use in one["utilization"].items()
+        )
         source = f"like {one['like']}" if one["like"] else "assumed where not given"
         if one["like"] and one["like_stage"] != name:
             source += f", a run of {TITLES[one['like_stage']]}"

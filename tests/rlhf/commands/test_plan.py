@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -354,6 +355,32 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
     twice = replace(settings, like=(runs["ppo"], runs["ppo"]))
     with pytest.raises(InputError, match="are both runs of ppo\n  Give one --like for each stage"):
         plan.run(twice)
+
+
+def test_a_run_that_sampled_nothing_says_nothing_of_sampling(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    def shown(reference: Path, **given: float) -> tuple[str, dict[str, Any]]:
+        settings = Settings(model=str(training.model), price_per_hour=1, like=(reference,), **given)
+        result = plan.run(settings)
+        text = plan.describe(settings, result)
+        [line] = [one for one in text.splitlines() if f"(like {reference})" in one]
+        return line, result["forecast"]["stages"]["reference"]
+
+    reused = shutil.copytree(training.reference, tmp_path / "reused")
+    report = json.loads((reused / "report.json").read_text())
+    report["phases"]["sampled_fraction"] = 0.0
+    (reused / "report.json").write_text(json.dumps(report))
+    line, stage = shown(reused)
+    assert "reference           sampling 3.0% (assumed: that run did no sampling), scoring" in line
+    assert line.count("assumed") == 1
+    assert stage["assumed"] == ["sampling"]
+    line, stage = shown(reused, sampling_utilization=0.05)
+    assert "sampling 5.0%, scoring" in line
+    assert stage["assumed"] == []
+    line, stage = shown(training.reference)
+    assert "assumed" not in line
+    assert stage["assumed"] == []
 
 
 def test_the_student_is_half_of_its_teacher_or_another_model(
