@@ -180,7 +180,7 @@ def prepare(settings: EvaluateSettings) -> Comparison:
     rubric = read_text(settings.judge_rubric, "--judge-rubric")
     texts = read_texts(settings.retain)
     given = settings.chat_template_kwargs
-    policy = describe_model(policy_folder(settings.policy), given)
+    policy = describe_model(policy_folder(settings.policy, "--policy"), given)
     outputs = require_done(settings.reference, "reference", "outputs").outputs
     store = open_store_and_find_model(outputs, policy["path"])
     reward = describe_rewards([settings.reward], policy)["reward"]
@@ -188,7 +188,8 @@ def prepare(settings: EvaluateSettings) -> Comparison:
     if gold and gold["path"].startswith(SIGNAL):
         load_signal(gold["path"])
     require_same_tokenizer(store.manifest["model"], policy)
-    rival = settings.against and describe_model(policy_folder(settings.against), given)
+    against = settings.against and policy_folder(settings.against, "--against")
+    rival = against and describe_model(against, given)
     groups = store.by_prompt(settings.split)
     if not groups:
         raise InputError(

@@ -62,7 +62,7 @@ def sample_candidates(
         InputError: an input is missing or belongs to another model, or there is no such prompt.
     """
     accelerator = start_alone(settings.precision, settings.seed)
-    path = policy_folder(settings.policy)
+    path = policy_folder(settings.policy, "--policy")
     outputs = require_done(settings.reference, "reference", "outputs").outputs
     store = open_store_and_find_model(outputs, path)
     given = store.template_kwargs

@@ -24,7 +24,9 @@ def resolve_model(settings: RewardSettings) -> RewardSettings:
     """
     name = settings.model
     is_run = RunDir(Path(name)).read_stage().get("stage") == "reward"
-    folder, *others = member_folders(name) if is_run else member_folders(policy_folder(name))
+    folder, *others = (
+        member_folders(name) if is_run else member_folders(policy_folder(name, "--model"))
+    )
     if others:
         one = Path(name) / ("member-0" if is_run else "member-1")
         raise InputError(

@@ -97,10 +97,10 @@ def engine_commands(settings: Settings) -> list[str]:
     from rlhf.modeling.readers import kwargs_for, used_kwargs
 
     given, lines = settings.chat_template_kwargs, []
-    for name, endpoint in _wanted(settings).values():
+    for variant, (name, endpoint) in _wanted(settings).items():
         if endpoint is None:
             assert name is not None  # checked by the settings
-            folder = policy_folder(name)
+            folder = policy_folder(name, f"--{variant}")
             is_there = Path(folder).is_dir()  # a model of the hub is not looked up
             kwargs = used_kwargs(folder, kwargs_for(folder, given)) if is_there else given
             words = engine_command(settings.engine, folder, 0, kwargs, settings.engine_flags)
@@ -139,7 +139,7 @@ def _servers(settings: Settings) -> Iterator[_Servers]:
             from rlhf.modeling.models import policy_folder
 
             assert name is not None  # checked by the settings
-            folder = policy_folder(name)
+            folder = policy_folder(name, f"--{variant}")
             servers.by_variant[variant], engine = _prepare(settings, folder)()
             servers.engines.append(engine)
             servers.started[variant] = folder, engine

@@ -54,7 +54,7 @@ from rlhf.parallel.weight_files import WeightFiles
 from rlhf.ranks import is_main_process
 from rlhf.records.fingerprints import known_folder_hash, take_folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
-from rlhf.run.loops.promotion import is_loop, promoted_policy
+from rlhf.run.loops.promotion import is_loop, policy_stage, promoted_policy
 from rlhf.run.rundir import RunDir, require_done
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
@@ -107,19 +107,18 @@ def model_folder(name: str, stage: str, result: str) -> str:
     return name
 
 
-def policy_folder(name: str) -> str:
+def policy_folder(name: str, flag: str = "") -> str:
     """The folder of a language model: the result of a run that trained one, else `name` itself.
 
     Of a loop it is the promoted policy.
 
     Raises:
-        InputError: `name` is a stage that did not finish, or another stage.
+        InputError: `name` is a stage that did not finish, or another stage; says it of `flag`.
     """
     if is_loop(Path(name)):
         return promoted_policy(Path(name))
-    found = RunDir(Path(name)).read_stage().get("stage")
-    stage = found if found in ("sft", "dpo") else "ppo"
-    return model_folder(name, stage, "model" if stage == "sft" else "policy")
+    stage = policy_stage(RunDir(Path(name)), flag)
+    return model_folder(name, stage, "model" if stage == "sft" else "policy") if stage else name
 
 
 def context_length(config: PreTrainedConfig) -> int | None:

@@ -308,11 +308,10 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
             f"{path} does not hold a finished {stage} stage (no stage.json)",
             f"Make it first: {command} --out {path} …",
         )
-    if content["stage"] != stage:
-        raise InputError(
-            f"{path} holds the stage {content['stage']!r}, not {stage!r}",
-            f"Give the --out folder of {command}.",
-        )
+    if (found := content["stage"]) != stage:
+        found = STAGE_COMMANDS.get(found, f"another stage ({found})")
+        problem = f"{path} is a run of {found}, not of {command}"
+        raise InputError(problem, f"Give the --out folder of {command}.")
     if content["status"] != "done":
         raise InputError(
             f"The {stage} stage in {path} is {content['status']}, not done",

@@ -65,7 +65,7 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
     require_training_outputs(store)
     settings = sampling_like(settings, store)
     given = settings.chat_template_kwargs or store.template_kwargs
-    teacher = describe_model(policy_folder(settings.teacher), given)
+    teacher = describe_model(policy_folder(settings.teacher, "--teacher"), given)
     model = describe_model(settings.student, given)
     require_one_vocabulary(store, teacher, model)
     rows = _read_rows(store)

@@ -204,4 +204,4 @@ def _local_model(name: str, sampling: Any, settings: Settings, original: dict[st
     first = original.get(str(Path(name)))
     if first or RunDir(Path(name)).read_stage().get("stage") == "loop":
         return PromotedModel(Path(name), sampling, given, first)
-    return LocalModel(policy_folder(name), sampling, given)
+    return LocalModel(policy_folder(name, "--model"), sampling, given)

@@ -67,7 +67,7 @@ def run(settings: Settings) -> dict[str, Any]:
         max_new_tokens=settings.max_new_tokens,
     )
     given = settings.chat_template_kwargs
-    folder = policy_folder(settings.policy)
+    folder = policy_folder(settings.policy, "--policy")
     policy = LocalModel(folder, sampling, given)
     reference = LocalModel(settings.reference, sampling, given)
     reward = settings.reward or _trained_with(folder)

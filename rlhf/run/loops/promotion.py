@@ -16,9 +16,10 @@ from rlhf.config import read_settings_file
 from rlhf.errors import InputError
 from rlhf.records.documents import REMEDY, Kinds, read_document, require_kinds
 from rlhf.records.jsonl import write_json
-from rlhf.run.rundir import RunDir
+from rlhf.run.rundir import STAGE_COMMANDS, RunDir
 
 KINDS: Kinds = {"round": int | None, "by": str, "at": str, "rolled_back": bool}
+POLICY_STAGES = ("sft", "ppo", "dpo", "distill", "quantize")
 LOCK_SECONDS = 10.0
 
 
@@ -53,6 +54,27 @@ def require_loop(out: Path) -> RunDir:
     if not is_loop(out):
         raise InputError(f"{out} is not the folder of a loop", "Give the --out of rlhf loop.")
     return RunDir(out)
+
+
+def policy_stage(run: RunDir, flag: str) -> str | None:
+    """The stage that trained the policy in a folder; None where the folder is no run.
+
+    Raises:
+        InputError: it is a run of something else; names the flag.
+    """
+    stage = run.read_stage().get("stage")
+    if stage is None:
+        return None
+    is_reward = stage in ("distill", "quantize") and run.model.is_dir()
+    if stage in POLICY_STAGES and not is_reward:
+        return str(stage)
+    command = STAGE_COMMANDS.get(stage, f"another stage ({stage})")
+    of = " of a reward model" if is_reward else ""
+    raise InputError(
+        f"{flag} {run.path} is a run of {command}{of}, not of a policy".lstrip(),
+        "Give the --out folder of rlhf sft, ppo, dpo, distill, quantize or loop, or a model "
+        "folder.",
+    )
 
 
 def read_promotions(out: Path) -> list[Promotion]:

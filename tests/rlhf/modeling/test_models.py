@@ -220,8 +220,26 @@ def test_a_stage_stands_for_its_model(
         (run.path / result).mkdir()
     assert find(run.path) == str(run.path / result)
     if stage == "reward":
-        with pytest.raises(InputError, match="holds the stage 'reward', not 'ppo'"):
-            policy_folder(str(run.path))
+        with pytest.raises(InputError) as caught:
+            policy_folder(str(run.path), "--policy")
+        assert str(caught.value) == (
+            f"--policy {run.path} is a run of rlhf train-reward, not of a policy\n  Give the --out "
+            "folder of rlhf sft, ppo, dpo, distill, quantize or loop, or a model folder."
+        )
+
+
+@pytest.mark.parametrize("stage", ["distill", "quantize"])
+def test_a_smaller_reward_model_is_not_a_policy(tmp_path: Path, stage: str) -> None:
+    run = open_stage(tmp_path / stage, stage, {}, {}, resume=False)
+    with stage_status(run):
+        run.model.mkdir()
+    with pytest.raises(InputError) as caught:
+        policy_folder(str(run.path))
+    expected = f"{run.path} is a run of rlhf {stage} of a reward model, not of a policy"
+    assert caught.value.problem == expected
+    with stage_status(run):
+        run.model.rename(run.policy)
+    assert policy_folder(str(run.path)) == str(run.policy)
 
 
 def test_a_reward_model_is_not_a_language_model(tiny_model: Path, tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def test_require_done_says_what_is_missing_and_the_command_that_makes_it(tmp_pat
     )
     finish(run)
     assert refusal("reward", "model") == (
-        f"{out} holds the stage 'ppo', not 'reward'\n  Give the --out folder of rlhf train-reward."
+        f"{out} is a run of rlhf ppo, not of rlhf train-reward\n"
+        "  Give the --out folder of rlhf train-reward."
     )
     run.policy.rmdir()
     assert refusal() == f"{out} has no policy folder\n  Make it again with rlhf ppo."
