@@ -7,6 +7,7 @@ is assumed. What remains of a run's time is beginning and end.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from rlhf.config import read_settings_file
@@ -108,8 +109,43 @@ def read_trial(run: RunDir) -> Trial:
 def _shapes(run: RunDir, stage: str) -> tuple[Shape, Shape | None]:
     """The shape of a run's model; of a distillation those of teacher and student."""
     if stage == "distill":
-        return read_shape(run.inputs["teacher"]["path"]), read_shape(str(run.policy))
-    return read_shape(run.inputs["model"]["path"]), None
+        return _shape_of_input(run, "teacher"), read_shape(str(run.policy))
+    return _shape_of_input(run, "model"), None
+
+
+def _shape_of_input(run: RunDir, name: str) -> Shape:
+    """The shape of a model that a run was given.
+
+    A relative path is also looked for where the run was started, which its own --out tells.
+
+    Raises:
+        InputError: it is at neither place; says which run named it.
+    """
+    given = run.inputs[name]["path"]
+    begun = _begun_in(run)
+    moved = begun / given if begun and not Path(given).exists() else None
+    if moved and moved.exists():
+        return read_shape(str(moved))
+    try:
+        return read_shape(given)
+    except InputError as error:
+        if Path(given).is_absolute() or Path(given).exists():
+            raise
+        folder = begun or "the folder in which that run was started"
+        raise InputError(
+            f"{run.path} was started with the {name} {given}, which is not there",
+            f"If it is a folder, its path is relative to {folder}: restore it there, or type this "
+            f"command where {given} is. If it is a name on the hub, check the connection.",
+        ) from error
+
+
+def _begun_in(run: RunDir) -> Path | None:
+    """The folder in which a run was started; None where its --out does not tell."""
+    out = Path(read_settings_file(run.config_file).get("out") or "/")
+    path = run.path.resolve()
+    if out.is_absolute() or not out.parts or path.parts[-len(out.parts) :] != out.parts:
+        return None
+    return path.parents[len(out.parts) - 1]
 
 
 def stage_of(stage: str, lora_rank: int | None) -> Stage:

@@ -247,6 +247,33 @@ def test_reused_responses_are_not_counted_as_sampled(tiny_model: Path, tmp_path:
     assert uses[0] == pytest.approx(2 * uses[1])
 
 
+def test_a_relative_path_is_that_of_where_the_run_was_started(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "begun" / "models").mkdir(parents=True)
+    link = tmp_path / "begun" / "models" / "small"
+    link.symlink_to(tiny_model)
+    report = {"amount": vars(AMOUNT), "use": {"matmul_tflops": 0.001}, "training_seconds": 40.0}
+    run = finished(tmp_path / "begun" / "runs" / "one", "reward", Path("models/small"), 9.0, report)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(f"{config}out: runs/one\n")
+    monkeypatch.chdir(tmp_path)
+    assert read_trial(RunDir(run)).parameters == read_shape(str(tiny_model)).parameters
+    link.unlink()
+    for out, folder in (
+        ("runs/one", tmp_path / "begun"),
+        ("/elsewhere/one", "the folder in which that run was started"),
+    ):
+        (run / "config.yaml").write_text(f"{config}out: {out}\n")
+        with pytest.raises(InputError) as caught:
+            read_trial(RunDir(run))
+        assert str(caught.value) == (
+            f"{run} was started with the model models/small, which is not there\n"
+            f"  If it is a folder, its path is relative to {folder}: restore it there, or type "
+            "this command where models/small is. If it is a name on the hub, check the connection."
+        )
+
+
 def test_a_run_that_says_too_little_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a finished run of train-reward, reference, ppo"):
         read_trial(RunDir(tmp_path))
