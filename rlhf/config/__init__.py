@@ -192,7 +192,9 @@ def require_same_settings(
     changed = sorted(
         name
         for name in names
-        if name not in free and name.partition(".")[0] not in free and old[name] != new[name]
+        if name not in free
+        and name.partition(".")[0] not in free
+        and not _are_same(old[name], new[name])
     )
     if not changed:
         return
@@ -208,6 +210,20 @@ def require_same_settings(
         f"{out} was started with other settings ({described})",
         f"Resume with {same}, or choose another --out.",
     )
+
+
+def _are_same(old: Any, new: Any) -> bool:
+    """Whether two values are equal, or paths of one file or folder, however they are written."""
+    if old == new:
+        return True
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_are_same, old, new))
+    if not (isinstance(old, str) and isinstance(new, str) and "/" in f"{old}{new}"):
+        return False
+    try:
+        return Path(old).samefile(new)
+    except (OSError, ValueError):  # one of them is not there, or no path
+        return False
 
 
 def _recorded(values: dict[str, Any], name: str, default: Any) -> Any:

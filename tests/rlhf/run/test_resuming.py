@@ -72,6 +72,24 @@ def test_resume_with_other_settings_names_them(tmp_path: Path) -> None:
     )
 
 
+def test_another_way_to_write_a_path_is_not_another_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("model", "reward", "other"):
+        (tmp_path / name).mkdir()
+    model, reward = tmp_path / "model", tmp_path / "reward"
+    settings = PPOSettings(
+        model=str(model), reward=(str(reward),), reference=Path("ref"), out=tmp_path / "ppo"
+    )
+    open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
+    monkeypatch.chdir(tmp_path / "other")
+    again = replace(settings, model=f"{reward}/../model", reward=("../reward",))
+    open_stage(settings.out, "ppo", again, INPUTS, resume=True)
+    for changes in ({"model": "../other"}, {"model": "../none"}, {"reward": ("../model",)}):
+        with pytest.raises(InputError, match=f"with other settings .{next(iter(changes))}: "):
+            open_stage(settings.out, "ppo", replace(settings, **changes), INPUTS, resume=True)
+
+
 def test_a_run_from_before_a_setting_was_there_goes_on_with_its_default(tmp_path: Path) -> None:
     settings = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=tmp_path / "ppo")
     run = open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
