@@ -2,7 +2,6 @@
 
 import gc
 import getpass
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from labeling_app.web.live.live import ChatModel, Live, Note
 from labeling_app.web.runs.loop_file import LoopFile
 from labeling_app.web.runs.loop_process import LoopProcess
 from rlhf.config import read_text
-from rlhf.endpoints.urls import LOOPBACK, http_address
+from rlhf.endpoints.urls import LOOPBACK, http_address, require_free_port
 from rlhf.errors import InputError
 
 if TYPE_CHECKING:
@@ -201,20 +200,3 @@ def _require_tasks(store: Store, db: Path) -> None:
         f"{db} has no prompt with two responses to compare",
         f"Sample some first: rlhf generate --db {db} --model MODEL -k 4",
     )
-
-
-def require_free_port(host: str, port: int) -> None:
-    """Check that nobody listens there, before anything is loaded.
-
-    Raises:
-        InputError: the address cannot be used.
-    """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise InputError(
-                f"Port {port} of {host} cannot be used ({error.strerror})",
-                f"Choose another: --port {port + 1}",
-            ) from None

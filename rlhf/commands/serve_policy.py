@@ -19,7 +19,6 @@ from labeling_app.db.store import Store
 from labeling_app.web.health import require_undamaged
 from labeling_app.web.http_server import serve_app
 from labeling_app.web.programs.served import ServedRecords
-from labeling_app.web.serving import require_free_port
 from policies.serving.access import Access
 from policies.serving.app import build_app
 from policies.serving.following import PromotionFollower, Start
@@ -32,7 +31,7 @@ from policies.serving.split import Split
 from rlhf.commands.models.serve import Settings
 from rlhf.endpoints.chat_completions import key_header
 from rlhf.endpoints.signals import load_redaction
-from rlhf.endpoints.urls import LOOPBACK, http_address, open_url, read_answer
+from rlhf.endpoints.urls import LOOPBACK, http_address, open_url, read_answer, require_free_port
 from rlhf.errors import InputError
 from rlhf.records.served import Variant
 from rlhf.run.loops.promotion import is_loop

@@ -23,6 +23,8 @@ from types import TracebackType
 from typing import Any, final
 from urllib.error import HTTPError
 
+from rlhf.errors import InputError
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names by which only this machine connects
 MAX_REFUSAL_BYTES = 10_000
 MAX_ANSWER_BYTES = 2**26
@@ -32,6 +34,23 @@ CONNECT_SECONDS = 10.0
 def http_address(host: str, port: int) -> str:
     """The address of a server here; ("::1", 80) → "http://[::1]:80"."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Check that nobody listens there, before anything is loaded.
+
+    Raises:
+        InputError: the address cannot be used.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InputError(
+                f"Port {port} of {host} cannot be used ({error.strerror})",
+                f"Choose another: --port {port + 1}",
+            ) from None
 
 
 @final

@@ -116,6 +116,9 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Open the labeling app, where people rank responses without seeing which model wrote them."""
+    from rlhf.endpoints.urls import require_free_port
+
+    require_free_port(settings.host, settings.port)
     sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
     sys.stderr.flush()
     from labeling_app.db.board.checks import CheckRates

@@ -22,6 +22,9 @@ LANGUAGE_MODEL = "LANGUAGE_MODEL"  # a placeholder: no report names it
 
 def run(settings: Settings) -> dict[str, Any]:
     """Train a reward model on rankings and measure it on held-out prompts."""
+    from rlhf.records.ranked import read_manifest
+
+    read_manifest(settings.rankings)  # a missing export is refused before torch is loaded
     from rlhf.parallel.distributed import launch
 
     launch(settings.processes, settings.parallel.max_restarts)

@@ -64,7 +64,7 @@ def test_a_port_in_use(store, fill, refused):
         other.listen()
         port = other.getsockname()[1]
         message = refused("label", "--db", store.connections.path, "--port", port)
-    assert f"Port {port} of 127.0.0.1 cannot be used" in message
+    assert message.startswith(f"error Port {port} of 127.0.0.1 cannot be used")
     assert f"--port {port + 1}" in message
 
 
