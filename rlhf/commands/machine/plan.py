@@ -92,8 +92,8 @@ class Settings:
     """Model folder or hub name. Only config.json is read, so a folder with just that file will do,
     such as examples/six_billion/llama_6b."""
     student: str | None = None
-    """distill: model folder or hub name of the student; the teacher is --model. Default: every
-    second layer of --model."""
+    """distill: model folder or hub name of the student; the teacher is --model. Default: half the
+    layers of --model."""
     gpus: int | None = None
     """Number of devices, over all machines. Default: 1."""
     shard_group: int | None = None
