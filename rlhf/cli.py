@@ -187,8 +187,15 @@ def _without_old_command(tokens: list[str]) -> list[str]:
 
 
 def _how_to_go_on(tokens: list[str]) -> str:
-    """What to type after Ctrl-C; only commands with a run folder have --resume."""
+    """What to type after Ctrl-C; only commands with a run folder have --resume.
+
+    One whose --out holds nothing yet starts from the beginning.
+    """
     resumes = hasattr(_settings_of(tokens), "resume")
+    words = [part for word in tokens for part in word.split("=", 1)]
+    if resumes and "--out" in words[:-1]:
+        out = Path(words[words.index("--out") + 1])
+        resumes = out.is_dir() and any(out.iterdir())
     return f"Run the same command {'with --resume to go on' if resumes else 'again'}."
 
 

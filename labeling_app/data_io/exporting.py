@@ -27,6 +27,7 @@ from rlhf.records.jsonl import JsonObject, new_folder, write_json, write_jsonl
 from rlhf.records.pairs import preferences, trl_preference
 from rlhf.records.ranked import MANIFEST, SPLITS, write_ranked
 from rlhf.records.schema import AnnotatorKind, RankedPrompt
+from rlhf.records.wording import counted
 
 Format = Literal["ranked", "trl", "trl-conversational", "hh", "kto", "demonstrations"]
 
@@ -110,7 +111,7 @@ def _require_content(store: Store) -> None:
         raise empty_database(path)
     if not counts["responses"]:
         raise InputError(
-            f"{path} holds {counts['prompts']} prompts and no responses",
+            f"{path} holds {counted(counts['prompts'], 'prompt')} and no responses",
             f"Sample some first: rlhf generate --db {path} --model MODEL",
         )
 

@@ -12,6 +12,8 @@ from rlhf.parallel.distributed import start_alone
 from rlhf.records.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_jsonl
 from rlhf.records.schema import Message, Prompt, Response
 
+TABLES = (".csv", ".parquet")
+
 
 def score_file(settings: ScoreSettings) -> dict[str, Any]:
     """Score every response of a file and write its lines again with `reward` or `rewards`.
@@ -64,16 +66,20 @@ def read_responses(path: Path) -> list[tuple[JsonObject, PromptResponses]]:
     """Every line of a file as it is, with the prompt and the responses in it.
 
     Raises:
-        InputError: the file does not exist or has no response.
+        InputError: the file does not exist, is a table or has no response.
         BadLineError: a line lacks its prompt or its responses.
     """
+    instead = f"Preferences are read by: rlhf score --rankings {path} --reward REWARD --out OUT"
+    if path.suffix.lower() in TABLES:
+        raise InputError(f"{path} is a table; FILE has one JSON object on each line", instead)
     found = []
     for place, text in read_lines(path):
         line = parse_line(text, place)
         try:
             found.append((line, _prompt_responses(line)))
         except InputError as error:
-            raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+            remedy = instead if {"chosen", "rejected"} & line.keys() else error.remedy
+            raise BadLineError(f"{place}: {error.problem}", remedy) from None
     if not any(responses for _, (_, responses) in found):
         raise InputError(
             f"{path} has no response to score",

@@ -278,6 +278,18 @@ def test_an_interrupted_stage_is_resumed(probe, monkeypatch, capsys) -> None:
     assert "with --resume to go on" in capsys.readouterr().err
 
 
+def test_what_has_written_nothing_is_typed_again(tmp_path: Path) -> None:
+    out, again = tmp_path / "out", "Run the same command again."
+    tokens = [["ppo", "--out", str(out), "--steps", "2"], ["ppo", f"--out={out}"]]
+    assert [cli._how_to_go_on(words) for words in tokens] == [again, again]
+    out.mkdir()
+    assert cli._how_to_go_on(tokens[0]) == again
+    (out / "config.yaml").touch()
+    resumed = "Run the same command with --resume to go on."
+    assert [cli._how_to_go_on(words) for words in tokens] == [resumed, resumed]
+    assert cli._how_to_go_on(["ppo", "--config", "ppo.yaml"]) == resumed  # which may name --out
+
+
 def test_missing_rankings_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     words = ["train-reward", "--rankings", "rkk", "--model", "m", "--out", "out"]
     code = (

@@ -169,6 +169,20 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path, line, words):
     assert "in.jsonl:2: " in caught.value.problem
 
 
+def test_preferences_are_sent_to_rankings(tmp_path):
+    table, lines = tmp_path / "pairs.csv", tmp_path / "pairs.jsonl"
+    table.write_text("prompt,chosen,rejected\nHi,Hello,Away\n")
+    write_jsonl(lines, [{"prompt": "Hi", "chosen": "Hello", "rejected": "Away"}])
+    problems = (f"{table} is a table; FILE has one JSON object on each line", f"{lines}:1: A line")
+    for file, problem in zip((table, lines), problems, strict=True):
+        with pytest.raises(InputError) as caught:
+            score(file, "signal:math:pow")
+        assert caught.value.problem.startswith(problem)
+        assert caught.value.remedy == (
+            f"Preferences are read by: rlhf score --rankings {file} --reward REWARD --out OUT"
+        )
+
+
 def test_a_file_without_responses_and_an_existing_out_are_refused(tmp_path, file):
     write_jsonl(tmp_path / "none.jsonl", [LINES[2]])
     with pytest.raises(InputError, match="has no response to score"):
