@@ -60,6 +60,10 @@ from rlhf.run.rundir import RunDir, require_done
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
 FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
+GIVE_A_MODEL = (
+    "Give the --out of a training, a Hugging Face model folder, or a hub name with its owner, such "
+    "as HuggingFaceTB/SmolLM2-135M-Instruct."
+)
 STAND_INS = ("quantize", "distill")  # their result takes the place of a training's
 
 CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
@@ -71,20 +75,7 @@ def load_config(name: str) -> PreTrainedConfig:
     Raises:
         InputError: there is no such model, on disk or on the hub, or its config is broken.
     """
-    looks_local = (
-        name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).parent.is_dir()
-    )
-    if looks_local and not (Path(name) / "config.json").is_file():
-        found = "no config.json in it" if Path(name).is_dir() else "no such folder"
-        inside = next((one for one in RESULTS if (Path(name) / one / "config.json").is_file()), "")
-        raise InputError(
-            f"{name} is not a model ({found})",
-            f"Give the model in it: {Path(name) / inside}"
-            if inside
-            else "Give the --out of a training, a Hugging Face model folder, or a hub name with "
-            "its owner, such as HuggingFaceTB/SmolLM2-135M-Instruct. For --reward and --gold also "
-            "signal:package.module:function.",
-        )
+    _require_there(name)
     require_hub(name)
     with as_input_error(f"Cannot read the model {name}", FETCH_AGAIN):
         config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -92,6 +83,17 @@ def load_config(name: str) -> PreTrainedConfig:
         if key.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(value, float):
             setattr(config, key, 0.0)
     return config
+
+
+def _require_there(name: str, more: str = "") -> None:
+    """Refuse a path without a model; `more` says what else may be given. Hub names pass."""
+    folder, file = Path(name), "config.json"
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or folder.parent.is_dir()
+    if looks_local and not (folder / file).is_file():
+        found = f"no {file} in it" if folder.is_dir() else "no such folder"
+        inside = next((one for one in RESULTS if (folder / one / file).is_file()), "")
+        remedy = f"Give the model in it: {folder / inside}" if inside else GIVE_A_MODEL + more
+        raise InputError(f"{name} is not a model ({found})", remedy)
 
 
 def model_folder(name: str, stage: str, result: str) -> str:
@@ -104,6 +106,8 @@ def model_folder(name: str, stage: str, result: str) -> str:
         found = RunDir(Path(name)).read_stage().get("stage")
         made_by = found if found in STAND_INS else stage
         return str(require_done(Path(name), made_by, result).path / result)
+    if stage == "reward":
+        _require_there(name, " Also: signal:package.module:function.")
     return name
 
 

@@ -162,6 +162,7 @@ def test_refusals_name_the_command_that_comes_first(store, make_prompt, make_res
     assert "rlhf import" in refusal()
     prompt = make_prompt("Hi?")
     store.add_prompts([prompt])
+    assert "holds 1 prompt and no responses" in refusal()
     assert "rlhf generate" in refusal()
     responses = make_responses(prompt, ["a", "b"])
     store.add_responses(responses)

@@ -165,6 +165,10 @@ def test_not_a_model(name: str) -> None:
     found = "no config.json in it" if name == "." else "no such folder"
     assert caught.value.problem == f"{name} is not a model ({found})"
     assert "Give the --out of a training, a Hugging Face model folder" in caught.value.remedy
+    assert "signal:" not in caught.value.remedy
+    with pytest.raises(InputError) as caught:
+        model_folder(name, "reward", "model")
+    assert caught.value.remedy.endswith(" Also: signal:package.module:function.")
 
 
 def test_a_name_in_a_folder_that_is_there_is_not_looked_for_elsewhere(
