@@ -290,18 +290,6 @@ def test_what_has_written_nothing_is_typed_again(tmp_path: Path) -> None:
     assert cli._how_to_go_on(["ppo", "--config", "ppo.yaml"]) == resumed  # which may name --out
 
 
-def test_missing_rankings_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
-    words = ["train-reward", "--rankings", "rkk", "--model", "m", "--out", "out"]
-    code = (
-        "import sys; from rlhf import cli; "
-        f"print(cli.main({words}), 'torch' in sys.modules, 'transformers' in sys.modules)"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "2 False False\n"
-    assert done.stderr.startswith("error No such folder: rkk\n")
-
-
 def test_our_own_bugs_show_their_traceback(probe, capsys) -> None:
     probe(fail=ZeroDivisionError("oh"))
     assert cli.main(["probe", "--model", "m"]) == 1

@@ -1,5 +1,7 @@
 """What `rlhf train-reward` says at its end: every sentence of a literal report."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,3 +134,15 @@ def test_thumbs_have_sentences_of_their_own(tmp_path: Path) -> None:
         "It read 402 rankings: 2 pairs, 300 thumbs up and 95 down, 5 responses that were all bad, "
         "of 400 prompts. Skipped: nothing.",
     ]
+
+
+def test_missing_rankings_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    words = ["train-reward", "--rankings", "rkk", "--model", "m", "--out", "out"]
+    code = (
+        "import sys; from rlhf import cli; "
+        f"print(cli.main({words}), 'torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False False\n"
+    assert done.stderr.startswith("error No such folder: rkk\n")
