@@ -29,6 +29,26 @@ def test_a_file_is_previewed_and_then_imported(ask, store):
     assert (record.prompt.source, record.rankings[0].annotator) == ("mine", "ann")
 
 
+def test_answers_and_judgments_in_columns_are_shown_before_they_are_stored(ask, store):
+    content = b"prompt,answer_a,answer_b,preferred\nQ1,one,two,b\nQ2,one,two,tie\nQ3,one,two,\n"
+    shown, state = ask(importing("sheet.csv", content))
+    assert [(row["prompt"], row["responses"], row["rankings"]) for row in shown["rows"]] == [
+        ("Q1", ["one", "two"], ["B > A"]),
+        ("Q2", ["one", "two"], ["A = B"]),
+        ("Q3", ["one", "two"], []),
+    ]
+    assert shown["ignored"] == ""
+    assert state["say"] == "Imported sheet.csv: 3 prompts, 6 responses, 2 rankings."
+    assert store.counts()["rankings"] == 2
+
+
+def test_a_judgment_that_would_be_lost_is_said_and_nothing_is_stored(ask, store):
+    shown, state = ask(importing("sheet.csv", b"prompt,gpt,claude,winner\nQ1,one,two,gpt\n"))
+    assert "winner looks like an answer or a judgment, and would not be read" in shown["error"]
+    assert "winner looks like an answer or a judgment, and would not be read" in state["error"]
+    assert store.counts()["prompts"] == 0
+
+
 def test_fields_that_are_not_read_are_said_before_and_after_the_import(ask):
     shown, state = ask(importing("mine.jsonl", jsonl({**GOOD, "promt": HOSTILE, "topic": "en"})))
     said = "Fields that were not read: promt (1 line), topic (1 line)."

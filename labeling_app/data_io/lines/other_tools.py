@@ -8,21 +8,18 @@ Neither says which of its fields is the prompt and which are responses; that is 
 Where names leave it open, the record is refused: a guess would turn people's judgments around.
 """
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from labeling_app.data_io.lines.names import ending, is_items, prompt_name, response_names
 from labeling_app.rankings.tiers import Tiers
-from rlhf.errors import InputError, UnusableContentError
+from rlhf.errors import InputError
 from rlhf.records.schema import JsonObject, is_finite_number
 from rlhf.records.wording import counted
 
-PROMPTS = ("prompt", "instruction", "question", "input", "query", "context", "messages", "chat")
 SIDES = (("1", "2"), ("0", "1"), ("a", "b"), ("left", "right"))
-# response_1, answer-B, answerA, left
-NUMBERED = re.compile(r"^(.*?)[\s_-]*(\d+|(?<=[\s_-])[A-Za-z]|(?<=[a-z])[A-Z]|[Ll]eft|[Rr]ight)$")
 OWN_COLUMNS = ("id", "_server_id", "status")  # of Argilla
 OTHER_PARTS = ("suggestions", "metadata", "vectors")  # of a nested record of Argilla
 ANSWERS = ".responses"
@@ -113,8 +110,8 @@ def _columns(value: JsonObject, question: str) -> list[JsonObject]:
 def _read_record(
     fields: JsonObject, answers: Mapping[str, Sequence[JsonObject]], others: JsonObject
 ) -> Judged:
-    names = _response_names(fields)
-    prompt = _prompt_name(fields, names)
+    names = response_names(fields)
+    prompt = prompt_name(fields, names)
     submitted = {
         name: [one for one in said if _is_submitted(one)] for name, said in answers.items()
     }
@@ -194,15 +191,15 @@ def _ranked(value: Any, names: Sequence[str]) -> Tiers | None:
 def _read_task(value: JsonObject) -> Judged:
     data, annotations = value["data"], value["annotations"]
     read: tuple[str, ...]
-    items = next((name for name, one in data.items() if _is_items(one)), None)
+    items = next((name for name, one in data.items() if is_items(one)), None)
     if items is not None:
         names = tuple(str(item["id"]) for item in data[items])
         texts = tuple(_item_text(item) for item in data[items])
-        read = (_prompt_name(data, ()), items)
+        read = (prompt_name(data, ()), items)
     else:
-        names = _response_names(data)
+        names = response_names(data)
         texts = tuple(str(data[name]) for name in names)
-        read = (_prompt_name(data, names), *names)
+        read = (prompt_name(data, names), *names)
     finished = [
         one for one in annotations if isinstance(one, dict) and not one.get("was_cancelled")
     ]
@@ -222,14 +219,6 @@ def _other_controls(annotations: Sequence[JsonObject]) -> list[str]:
     results = [one for annotation in annotations for one in annotation.get("result") or []]
     others = [one for one in results if one.get("type") not in JUDGMENTS]
     return list(dict.fromkeys(str(one.get("from_name") or one.get("type")) for one in others))
-
-
-def _is_items(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) > 1
-        and all(isinstance(one, dict) and "id" in one for one in value)
-    )
 
 
 def _item_text(item: JsonObject) -> str:
@@ -290,7 +279,7 @@ def _result_tiers(result: JsonObject, names: Sequence[str]) -> Tiers | None:
 
 
 def _require_sides(names: Sequence[str]) -> None:
-    ends = tuple(_ending(name) for name in names)
+    ends = tuple(ending(name) for name in names)
     if ends not in SIDES:
         raise InputError(
             f"A pairwise result says left or right, and the fields are called {list(names)}",
@@ -336,54 +325,6 @@ def _objects(value: Any, name: str) -> list[JsonObject]:
     return found
 
 
-def _ending(name: str) -> str:
-    found = NUMBERED.match(name)
-    return found[2].lower() if found else ""
-
-
-def _response_names(fields: JsonObject) -> tuple[str, ...]:
-    """The fields that hold responses: those that differ only in a number, letter or side."""
-    groups: dict[str, list[str]] = {}
-    for name, text in fields.items():
-        found = NUMBERED.match(name)
-        if found and isinstance(text, str) and text.strip():
-            groups.setdefault(found[1].lower(), []).append(name)
-    many = [sorted(names, key=_order) for names in groups.values() if len(names) > 1]
-    if len(many) == 1:
-        return tuple(many[0])
-    if many:
-        raise InputError(
-            f"Several groups of fields could be the responses: {many}",
-            "Keep one group of names that end in 1, 2, … or a, b, …, and rename the others.",
-        )
-    raise UnusableContentError(
-        f"None of the fields {sorted(fields)} are two responses to compare",
-        "Call the responses response_1, response_2 and so on, and the prompt prompt.",
-    )
-
-
-def _order(name: str) -> tuple[int, str]:
-    end = _ending(name)
-    return (int(end), "") if end.isdigit() else (0, end)
-
-
 def _unread(values: JsonObject, read: Collection[str]) -> list[str]:
     """The names under which there is something that was not read."""
     return [name for name, one in values.items() if name not in read and one not in EMPTY]
-
-
-def _prompt_name(fields: JsonObject, names: Sequence[str]) -> str:
-    rest = {
-        name: value
-        for name, value in fields.items()
-        if name not in names and isinstance(value, str | list) and value and not _is_items(value)
-    }
-    known = [name for name in PROMPTS if name in rest]
-    if not known and len(rest) == 1:
-        known = list(rest)
-    if len(known) != 1:
-        raise InputError(
-            f"Which of the fields {sorted(rest)} is the prompt?",
-            f"Call it prompt, and leave no other called {', '.join(PROMPTS[1:])}.",
-        )
-    return known[0]

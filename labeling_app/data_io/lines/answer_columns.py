@@ -1,0 +1,207 @@
+"""Lines whose answers stand in fields of their own, as the columns of a spreadsheet do.
+
+    prompt,answer_a,answer_b,preferred
+    Why is the sky blue?,Rayleigh scattering.,It is painted.,a
+
+Answers are fields whose names differ in a number, letter or side: `response_1`, `response_2`;
+`Answer A`, `Answer B`; `a`, `b`. One field may say which is preferred. What looks like an answer or
+a judgment and is not read makes the line a bad one: nothing that somebody judged is lost unsaid.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from string import ascii_lowercase
+from typing import Any
+
+from labeling_app.data_io.fields import KEYS, OF_OUR_LINES
+from labeling_app.data_io.lines.names import (
+    NUMBERED,
+    PROMPTS,
+    ending,
+    order,
+    prompt_name,
+    refuse_groups,
+)
+from labeling_app.rankings.tiers import Tiers
+from rlhf.errors import InputError, UnusableContentError
+from rlhf.records.schema import JsonObject
+
+ANSWERS = ("answer", "response", "completion", "output")
+ANSWER = rf"({'|'.join(ANSWERS)})"
+PREFERRED = rf"(preferred|winner|preference|label|choice|chosen|better|best)([\s_-]*{ANSWER})?"
+TIES = ("tie", "equal", "both")
+LISTED = ("responses", "response", "completion")  # fields of our own lines
+JUDGED = ("tiers", "pairs", "scores")
+NO_PROMPT = {*KEYS, "id"} - set(PROMPTS)
+COLUMNS = (
+    "Answers are read from answer_a, answer_b, … (also response_1, response_2, …), and which is "
+    "preferred from preferred (a, b or tie)."
+)
+
+
+def with_answer_columns(value: JsonObject) -> JsonObject:
+    """A line with answers in fields of their own as one with `responses` and `tiers`.
+
+    Lines of other formats are returned as they are.
+
+    Raises:
+        InputError: a field that looks like an answer or a judgment is not read, or the names leave
+            open what is the prompt, or which group of fields are the answers; or an unknown value
+            says which one is preferred.
+        UnusableContentError: a judgment of fewer than two answers.
+    """
+    if _is_of_other_format(value):
+        return value
+    columns = () if any(map(value.get, LISTED)) else _columns(value)
+    if not columns:
+        if "prompt" in value or "messages" in value:
+            _refuse_unread(value)
+        return value
+    preferred = _preferred(value, columns)
+    prompt = _prompt(value, (*columns, preferred))
+    read = {*columns, preferred, prompt}
+    rest = {name: found for name, found in value.items() if name not in read}
+    _refuse_unread(rest)
+    given = [name for name in columns if _is_filled(value[name])]
+    judged = {} if preferred is None else _judged(preferred, value[preferred], columns, given)
+    return {
+        **rest,
+        "prompt": value[prompt],
+        "responses": [value[name] for name in given],
+        **judged,
+    }
+
+
+def _is_of_other_format(value: JsonObject) -> bool:
+    return (
+        ("chosen" in value and "rejected" in value)
+        or ("completions" in value and "instruction" in value)
+        or any(map(value.get, JUDGED))
+    )
+
+
+def _is_filled(found: Any) -> bool:
+    return bool(found.strip()) if isinstance(found, str) else found not in (None, [], {})
+
+
+def _columns(value: JsonObject) -> tuple[str, ...]:
+    """The fields that hold answers, or would: a table has empty cells."""
+    groups: dict[str, list[str]] = {}
+    for name, found in value.items():
+        numbered = NUMBERED.match(name.strip())
+        low = name.strip().lower()
+        stem = "" if low and low in ascii_lowercase else numbered[1].lower() if numbered else None
+        if stem in ("", *ANSWERS) and isinstance(found, str | None):
+            groups.setdefault(stem, []).append(name)
+    if len(groups.get("", ())) < 2:  # a column `a` alone may be anything
+        groups.pop("", None)
+    found = list(groups.values())
+    filled = [names for names in found if any(_is_filled(value[name]) for name in names)]
+    used = filled or found[:1]
+    ends = [_end(name) for names in used for name in names]
+    if len(used) > 1 or len(set(ends)) < len(ends):
+        refuse_groups(used)
+    return tuple(sorted(ends and used[0], key=order))
+
+
+def _end(name: str) -> str:
+    """What tells an answer from the others: the end of its field's name, or the whole."""
+    end = ending(name.strip()) or name.strip().lower()
+    return str(int(end)) if end.isdecimal() else end
+
+
+def _prompt(value: JsonObject, others: Collection[str | None]) -> str:
+    """The field that holds the prompt, also where it is empty."""
+    known = [name for name in value if name.lower() in PROMPTS]
+    if known and not any(_is_filled(value[name]) for name in known):
+        return known[0]
+    return prompt_name(value, NO_PROMPT | {name for name in others if name})
+
+
+# --------------------------------------------------------------------------------- the judgment
+
+
+def _preferred(value: JsonObject, columns: Collection[str]) -> str | None:
+    """The field that says which answer is preferred, if it says anything."""
+    named = [name for name in value if _says_preferred(name) and name not in columns]
+    filled = [name for name in named if _is_filled(value[name])]
+    if len(filled) > 1:
+        raise InputError(
+            f"Both {filled[0]} and {filled[1]} could say which answer is preferred",
+            "Keep one of them, and rename or remove the other.",
+        )
+    return next(iter(filled or named), None)
+
+
+def _says_preferred(name: str) -> bool:
+    return re.fullmatch(PREFERRED, name.strip(), re.IGNORECASE) is not None
+
+
+def _judged(name: str, said: Any, columns: Sequence[str], given: Sequence[str]) -> JsonObject:
+    """`tiers` over the answers that are given; nothing where nothing is said."""
+    if not _is_filled(said):
+        return {}
+    if len(given) < 2:
+        empty = next((one for one in columns if one not in given), "a second answer")
+        raise UnusableContentError(
+            f"{name} is {said!r:.80}, and {empty} is empty", "Fill it in, or leave the line out."
+        )
+    tiers = _tiers(str(said), columns, given)
+    if tiers is None:
+        ties = TIES if len(given) == 2 else TIES[:2]  # both of three leaves open which
+        raise InputError(
+            f"{name} is {said!r:.80}, which names none of the answers {', '.join(given)}",
+            f"Write {', '.join(_end(one) for one in given)}, one of these names, "
+            f"{' or '.join(ties)}, or nothing where nobody has judged. If {name} says something "
+            "else, rename it.",
+        )
+    return {"tiers": tiers}
+
+
+def _tiers(said: str, columns: Sequence[str], given: Sequence[str]) -> Tiers | None:
+    """The preferred answer above the others, a tie of all, or None for an unknown word."""
+    word = _plain(said)
+    if word in TIES[:2] or (word == TIES[2] and len(given) == 2):
+        return [list(range(len(given)))]
+    for place, name in enumerate(columns):
+        words = {_plain(name), _end(name)}
+        if _end(name).isdecimal():  # a letter counts numbers; a number might begin at 0 or 1
+            words.add(ascii_lowercase[place : place + 1])
+        if word in words and name in given:
+            best = given.index(name)
+            return [[best], [one for one in range(len(given)) if one != best]]
+    return None
+
+
+def _plain(text: str) -> str:
+    """`Answer A` as `answera`, and `2.0`, as spreadsheets write numbers, as `2`."""
+    return re.sub(r"[\s_-]", "", text).lower().removesuffix(".0")
+
+
+# ------------------------------------------------------------------------------- what is not read
+
+
+def _refuse_unread(rest: JsonObject) -> None:
+    """Check that none of the fields that are not read holds an answer or a judgment."""
+    unread = [name for name, found in rest.items() if _is_lost(name, found, rest)]
+    if unread:
+        said = "look like answers or judgments"
+        if len(unread) == 1:
+            said = "looks like an answer or a judgment"
+        raise InputError(
+            f"{', '.join(unread):.200} {said}, and would not be read",
+            f"{COLUMNS} Use these names; what is neither needs another name, or can be removed.",
+        )
+
+
+def _is_lost(name: str, found: Any, rest: JsonObject) -> bool:
+    if not _is_filled(found):
+        return False
+    if name == "label":
+        return "completion" not in rest  # of trl's unpaired preferences
+    if name in OF_OUR_LINES:
+        return False
+    low = name.strip().lower()
+    if _says_preferred(low) or low == "rejected" or low.startswith(("prefer", "winner")):
+        return True
+    return low.startswith(ANSWERS) and not isinstance(found, int | float)

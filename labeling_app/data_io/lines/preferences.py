@@ -1,0 +1,124 @@
+"""Lines with preferences of other people's formats: trl's, HH-RLHF strings and UltraFeedback."""
+
+import re
+from typing import Any
+
+from labeling_app.data_io.lines.stated import (
+    EXAMPLES,
+    Stated,
+    messages_of,
+    prompt_messages,
+    text_of,
+)
+from labeling_app.rankings.tiers import tiers_of_scores
+from rlhf.errors import InputError, UnusableContentError
+from rlhf.records.schema import STRENGTHS, JsonObject, Message, is_finite_number
+
+HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")
+
+
+def read_preference(value: JsonObject) -> tuple[tuple[Message, ...], Stated]:
+    """Trl's preference formats and HH-RLHF: a chosen and a rejected response.
+
+    Raises:
+        InputError: they are neither text nor messages.
+        UnusableContentError: they do not answer the same conversation.
+    """
+    chosen, rejected = value["chosen"], value["rejected"]
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        messages, texts = _conversations(value, messages_of(chosen, "chosen"), rejected)
+    elif value.get("prompt") is not None:
+        messages = prompt_messages({"prompt": value["prompt"]})
+        texts = (text_of(chosen, "chosen"), text_of(rejected, "rejected"))
+    elif HH_TURN.match(text_of(chosen, "chosen")):
+        better, worse = _hh_turns(chosen), _hh_turns(text_of(rejected, "rejected"))
+        messages, texts = _same_start(better, worse)
+    else:
+        messages, texts = _split_common_start(chosen, text_of(rejected, "rejected"))
+    models = [str(value.get(f"{side}_model") or "imported") for side in ("chosen", "rejected")]
+    return messages, Stated(
+        texts=texts,
+        models=models,
+        judgments=[[[0], [1]]],
+        strengths=_strengths_of(value.get("margin")),
+    )
+
+
+def _strengths_of(margin: Any) -> tuple[int, ...]:
+    """A margin as the strength that we export as one; others are differences of rewards, say."""
+    known = {str(strength): strength for strength in STRENGTHS}  # a cell of a CSV file is text
+    found = known.get(str(margin).removesuffix(".0"))
+    return () if found is None else (found,)
+
+
+def _conversations(
+    value: JsonObject, chosen: tuple[Message, ...], rejected: Any
+) -> tuple[tuple[Message, ...], tuple[str, str]]:
+    """Chosen and rejected turns after those of `prompt`, which they may repeat."""
+    worse = messages_of(rejected, "rejected")
+    given = value.get("prompt")
+    prompt = messages_of(given, "prompt") if isinstance(given, list) else ()
+    return _same_start(chosen, worse, prompt)
+
+
+def _same_start(
+    chosen: tuple[Message, ...], rejected: tuple[Message, ...], prompt: tuple[Message, ...] = ()
+) -> tuple[tuple[Message, ...], tuple[str, str]]:
+    turns = _joined(prompt, chosen[:-1])
+    if chosen[:-1] != rejected[:-1] or not turns or len(chosen) != len(rejected):
+        raise UnusableContentError(
+            "chosen and rejected do not answer the same conversation",
+            "They must have the same turns except for the last one.",
+        )
+    return turns, (chosen[-1].content, rejected[-1].content)
+
+
+def _joined(prompt: tuple[Message, ...], turns: tuple[Message, ...]) -> tuple[Message, ...]:
+    """A prompt and the turns after it, which may repeat the prompt or its end."""
+    if any(turns[first : first + len(prompt)] == prompt for first in range(len(turns))):
+        return turns
+    shared = min(len(prompt), len(turns))
+    while prompt[len(prompt) - shared :] != turns[:shared]:
+        shared -= 1
+    return prompt + turns[shared:]
+
+
+def _hh_turns(text: str) -> tuple[Message, ...]:
+    pieces = HH_TURN.split(text)[1:]
+    roles = {"Human": "user", "Assistant": "assistant"}
+    pairs = zip(pieces[::2], pieces[1::2], strict=True)
+    return tuple(Message(role=roles[name], content=content) for name, content in pairs)
+
+
+def _split_common_start(chosen: str, rejected: str) -> tuple[tuple[Message, ...], tuple[str, str]]:
+    """The implicit prompt: what both texts begin with, as in trl's `extract_prompt`."""
+    length = 0
+    while length < min(len(chosen), len(rejected)) and chosen[length] == rejected[length]:
+        length += 1
+    if length and chosen[length - 1] == " ":
+        length -= 1
+    start = (Message(role="user", content=chosen[:length]),)
+    return start, (chosen[length:], rejected[length:])
+
+
+def read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], Stated]:
+    """UltraFeedback: completions with an overall score by GPT-4, if any; equal scores tie.
+
+    Raises:
+        InputError: completions that are no objects with a response, or a score that is no number.
+    """
+    completions = value["completions"]
+    if not isinstance(completions, list) or not all(isinstance(c, dict) for c in completions):
+        raise InputError("completions must be a list of objects", EXAMPLES)
+    scores = [completion.get("overall_score") for completion in completions]
+    texts = [text_of(completion.get("response"), "a response") for completion in completions]
+    models = [str(completion.get("model") or "imported") for completion in completions]
+    messages = (Message(role="user", content=text_of(value["instruction"], "instruction")),)
+    scored = [place for place, score in enumerate(scores) if isinstance(score, int | float)]
+    if not all(is_finite_number(scores[place]) for place in scored):
+        raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
+    if len(scored) < 2:
+        return messages, Stated(texts=texts, models=models)
+    ordered = tiers_of_scores([scores[place] for place in scored], 0.0)
+    tiers = [[scored[place] for place in tier] for tier in ordered]
+    return messages, Stated(texts=texts, models=models, judgments=[tiers], scores=scores, kind="ai")

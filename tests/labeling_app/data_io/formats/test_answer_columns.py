@@ -1,0 +1,179 @@
+"""Answers in columns of their own, and which one is preferred: none is lost unsaid."""
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from labeling_app.data_io.formats import Defaults, Entry, read_entry
+from labeling_app.db.store import Store
+from rlhf.errors import InputError, UnusableContentError
+from tests.labeling_app.data_io.lines import judged, write
+
+HEADERS = {
+    "answer_a and preferred": ("prompt", "answer_a", "answer_b", "preferred"),
+    "response_a and winner": ("prompt", "response_a", "response_b", "winner"),
+    "response_1 and preference": ("prompt", "response_1", "response_2", "preference"),
+    "a and winner": ("prompt", "a", "b", "winner"),
+    "capitals and spaces": ("Prompt", "Answer A", "Answer B", "Preferred answer"),
+    "answer-a and choice": ("question", "answer-a", "answer-b", "choice"),
+    "completion1 and label": ("instruction", "completion1", "completion2", "label"),
+    "output_left and best": ("text", "output_left", "output_right", "best"),
+}
+ENDS = {"response_1": "12", "completion1": "12", "output_left": ("left", "right")}
+
+
+def named(header: str) -> tuple[str, str]:
+    """How a judgment calls the two answers."""
+    first, second = ENDS.get(HEADERS[header][1], "ab")
+    return first, second
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("container", ["csv", "jsonl", "parquet"])
+def test_answers_and_judgments_of_a_spreadsheet_are_imported(header, container, tmp_path, run_json):
+    columns, (first, second) = HEADERS[header], named(header)
+    rows = [
+        ("Q1", "yes", "no", first),
+        ("Q2", "no", "yes", second.upper()),
+        ("Q3", "no", "yes", columns[2]),
+        ("Q4", "so", "so so", "tie"),
+        ("Q5", "so", "so so", "Equal"),
+        ("Q6", "so", "so so", "both"),
+        ("Q7", "yes", "no", ""),
+    ]
+    path = tmp_path / f"in.{container}"
+    lines = [dict(zip(columns, row, strict=True)) for row in rows]
+    if container == "csv":
+        with path.open("w", newline="") as stream:
+            csv.writer(stream).writerows([columns, *rows])
+    elif container == "jsonl":
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    else:
+        pq.write_table(pa.Table.from_pylist(lines), path)
+    report = run_json("import", path, "--db", tmp_path / "new.db")
+    assert (report["new_prompts"], report["new_responses"], report["new_rankings"]) == (7, 14, 6)
+    assert report["ignored_fields"] == {}
+    with Store(tmp_path / "new.db") as store:
+        said = {
+            one.prompt.text: judged(
+                Entry(prompt=one.prompt, responses=one.responses, rankings=one.rankings)
+            )
+            for one in store.ranked_prompts()
+        }
+    won, tied = [[["yes"], ["no"]]], [[["so", "so so"]]]
+    assert said == {"Q1": won, "Q2": won, "Q3": won, "Q4": tied, "Q5": tied, "Q6": tied, "Q7": []}
+
+
+THREE = {"prompt": "Hi?", "response_1": "one", "response_2": "two", "response_10": "ten"}
+A_OR_B = {"prompt": "Hi?", "answer_a": "one", "answer_b": "two"}
+
+
+@pytest.mark.parametrize(
+    ("preferred", "tiers"),
+    [
+        (10, [["ten"], ["one", "two"]]),
+        ("2.0", [["two"], ["one", "ten"]]),  # as a spreadsheet writes a number
+        ("C", [["ten"], ["one", "two"]]),  # the third
+        (" Response 1 ", [["one"], ["two", "ten"]]),
+        ("tie", [["one", "two", "ten"]]),
+    ],
+)
+def test_of_several_answers_the_best_is_above_the_others(preferred, tiers):
+    assert judged(read_entry({**THREE, "winner": preferred}, Defaults())) == [tiers]
+
+
+def test_an_empty_answer_is_left_out_and_a_judgment_needs_two():
+    two = read_entry({**THREE, "response_2": " ", "winner": "10"}, Defaults())
+    assert judged(two) == [[["ten"], ["one"]]]
+    alone = read_entry({**A_OR_B, "answer_b": "", "preferred": ""}, Defaults())
+    assert ([one.text for one in alone.responses], alone.rankings) == (["one"], ())
+    none = read_entry({**A_OR_B, "answer_a": None, "answer_b": None}, Defaults())
+    assert (none.prompt.text, none.responses) == ("Hi?", ())
+    with pytest.raises(UnusableContentError, match="preferred is 'a', and answer_b is empty"):
+        read_entry({**A_OR_B, "answer_b": "", "preferred": "a"}, Defaults())
+
+
+def test_a_line_with_answers_has_what_our_own_lines_have():
+    line = {**A_OR_B, "preferred": "b", "annotator": "ann", "split": "test", "topic": "en"}
+    entry = read_entry({**line, "source": "sheet"}, Defaults())
+    [ranking] = entry.rankings
+    assert (ranking.annotator, entry.prompt.split, entry.prompt.source) == ("ann", "test", "sheet")
+    assert entry.ignored == ("topic",)
+
+
+UNKNOWN = {
+    "a word": ({**A_OR_B, "preferred": "maybe"}, "preferred is 'maybe', which names none of the"),
+    # 0 and 1, or 1 and 2: a guess would turn judgments around
+    "a number for a letter": ({**A_OR_B, "label": 1}, "label is 1, which names none of the"),
+    "an answer that is empty": ({**THREE, "response_2": "", "winner": 2}, "winner is 2, which"),
+    "both of three": ({**THREE, "winner": "both"}, "Write 1, 2, 10, one of these names, tie or"),
+    "two judgments": ({**A_OR_B, "winner": "a", "label": "b"}, "Both winner and label could say"),
+    "two groups": ({**A_OR_B, "output_1": "x", "output_2": "y"}, "Several groups of fields"),
+    "two prompts": ({**A_OR_B, "context": "x"}, r"Which of the fields .*'context', 'prompt'\]"),
+    "no prompt": ({"answer_a": "x", "answer_b": "y", "split": "test"}, r"the fields \[\] is the"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_names_leave_open_is_refused(name):
+    line, said = UNKNOWN[name]
+    with pytest.raises(InputError, match=said):
+        read_entry(line, Defaults())
+
+
+LOST = {
+    "winner": {"prompt": "Hi?", "gpt": "yes", "claude": "no", "winner": "gpt"},
+    "answer": {"prompt": "Hi?", "answer": "yes"},
+    "answer_text": {**A_OR_B, "answer_text": "three", "preferred": "a"},
+    "response_b": {"prompt": "Hi?", "response": "yes", "response_b": "no"},
+    "preferred": {"prompt": "Hi?", "responses": ["yes", "no"], "preferred": "yes"},
+    "label": {"prompt": "Hi?", "responses": ["yes", "no"], "label": 1},
+    "chosen": {"prompt": "Hi?", "chosen": "yes"},
+    "rejected": {"prompt": "Hi?", "rejected": "no"},
+    "Output": {"messages": [{"role": "user", "content": "Hi?"}], "Output": ["yes", "no"]},
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_an_answer_or_judgment_that_would_be_lost_is_refused(name, tmp_path, refused):
+    path = write(tmp_path / "in.jsonl", [{"prompt": "fine"}, LOST[name]])
+    said = refused("import", path, "--db", tmp_path / "new.db")
+    assert f"{path}:2: {name} looks like an answer or a judgment, and would not be read" in said
+    assert "Answers are read from answer_a, answer_b, …" in said
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_all_that_would_be_lost_is_named(tmp_path, refused):
+    path = tmp_path / "in.csv"
+    path.write_text("prompt,answer,answer_long,winner\nHi?,yes,yes indeed,long\n")
+    said = refused("import", path, "--db", tmp_path / "new.db")
+    assert "answer, answer_long, winner look like answers or judgments, and would not" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"prompt": "Hi?", "chosen": "yes", "rejected": "no", "response_1": "x", "preference": 3},
+        {"prompt": "Hi?", "responses": ["yes", "no"], "tiers": [[0], [1]], "output": "x"},
+        {"prompt": "Hi?", "response": "yes", "completion_tokens": 7, "winner": None},
+        {"prompt": "Hi?", "completion": "yes", "label": True},
+        {"prompt": "Hi?", "a": "yes"},
+        {"prompt": "Hi?", "a": 1, "b": 2},
+    ],
+)
+def test_fields_beside_what_was_read_are_no_loss(line: dict):
+    assert read_entry(line, Defaults()).prompt.text == "Hi?"
+
+
+def test_the_path_of_a_file_is_what_a_bad_line_names(tmp_path: Path, refused):
+    path = tmp_path / "in.csv"
+    path.write_text("prompt,answer_a,answer_b,preferred\nQ1,yes,no,a\nQ2,yes,no,left\n")
+    said = refused("import", path, "--db", tmp_path / "new.db")
+    assert (
+        f"{path}:3: preferred is 'left', which names none of the answers answer_a, answer_b" in said
+    )
+    assert "Write a, b, one of these names, tie or equal or both, or nothing" in said
