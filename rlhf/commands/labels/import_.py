@@ -11,6 +11,7 @@ from rlhf.errors import ConfigError
 from rlhf.records.wording import counted
 
 EXAMPLE = "rlhf import prompts.jsonl --db labels.db"
+SHOWN_BAD = 20  # lines left out; --json has more
 HELD = ("prompts", "responses", "rankings")
 
 
@@ -102,7 +103,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     from labeling_app.data_io.fields import ignored_in_words, read_in_words
 
     held = result["in_db"]
-    lines = [f"{_imported(result)}{_left_out(result)}."]
+    lines = [f"{_imported(result)}{_left_out(result)}", *_bad_lines(result)]
     if read := read_in_words(result["read_fields"], result["judgments_by"], result["unfinished"]):
         lines.append(read)
     if ignored := ignored_in_words(result["ignored_fields"]):
@@ -146,7 +147,19 @@ def _replaced(result: dict[str, Any]) -> str:
 
 
 def _left_out(result: dict[str, Any]) -> str:
+    """The end of the first sentence: how many lines were left out, and which if it is one."""
     if not result["bad_lines"]:
-        return ""
+        return "."
     lines = counted(result["bad_lines"], "line")
-    return f"; {lines} left out, the first: {result['first_bad'][0].rstrip('.')}"
+    if result["bad_lines"] > 1:
+        return f"; {lines} left out:"
+    return f"; {lines} left out: {result['first_bad'][0].rstrip('.')}."
+
+
+def _bad_lines(result: dict[str, Any]) -> list[str]:
+    """Several lines that were left out, one below the other."""
+    if result["bad_lines"] < 2:
+        return []
+    shown = [f"  {bad}" for bad in result["first_bad"][:SHOWN_BAD]]
+    num_more = result["bad_lines"] - len(shown)
+    return [*shown, f"  and {num_more:,} more"] if num_more else shown

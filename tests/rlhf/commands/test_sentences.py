@@ -43,8 +43,8 @@ def sentences(command: str, settings: dict[str, Any], result: dict[str, Any]) ->
     [
         ({}, "Imported 2,303 rankings of 2,301 prompts."),
         (
-            {"bad_lines": 9, "first_bad": ["a.jsonl:7: an empty response."]},
-            "Imported 2,303 rankings of 2,301 prompts; 9 lines left out, the first: "
+            {"bad_lines": 1, "first_bad": ["a.jsonl:7: an empty response."]},
+            "Imported 2,303 rankings of 2,301 prompts; 1 line left out: "
             "a.jsonl:7: an empty response.",
         ),
         ({"new_rankings": 0}, "Imported 2,301 prompts and 4,602 responses."),
@@ -57,6 +57,16 @@ def test_an_import_says_what_is_new_and_what_was_left_out(
 ) -> None:
     lines = sentences("import", {}, IMPORTED | result)
     assert lines == [first, HOLDS, "Next: rlhf export --db labels.db --out rankings"]
+
+
+@pytest.mark.parametrize(("num_bad", "last"), [(2, "  a:2: bad."), (1_100, "  and 1,080 more")])
+def test_an_import_lists_the_lines_that_it_left_out(num_bad: int, last: str) -> None:
+    bad = {"bad_lines": num_bad, "first_bad": [f"a:{n}: bad." for n in range(1, num_bad + 1)][:100]}
+    said = sentences("import", {}, IMPORTED | bad)
+    listed = said[1 : said.index(HOLDS)]
+    assert said[0] == f"Imported 2,303 rankings of 2,301 prompts; {num_bad:,} lines left out:"
+    assert listed[:2] == ["  a:1: bad.", "  a:2: bad."]
+    assert (listed[-1], len(listed)) == (last, min(num_bad, 21))
 
 
 def test_an_import_says_what_became_of_gold_items_and_what_comes_next() -> None:
