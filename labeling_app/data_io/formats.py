@@ -194,6 +194,10 @@ def _responses(prompt_id: str, judged: Stated) -> tuple[Response, ...]:
     seen: Counter[tuple[str, str]] = Counter()
     responses = []
     for index, (text, model) in enumerate(zip(judged.texts, judged.models, strict=True)):
+        if not text.strip() and judged.names:
+            raise UnusableContentError(
+                f"{judged.names[index]} is empty", "Fill it in, or leave the line out."
+            )
         if not text.strip():
             raise UnusableContentError(
                 f"Response {index} is empty", "Leave it out, and correct the positions after it."

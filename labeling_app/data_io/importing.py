@@ -13,6 +13,7 @@ from sqlite_utils import Database
 
 from labeling_app.data_io.fields import MAX_NAMES
 from labeling_app.data_io.formats import Defaults, Entry, read_entry
+from labeling_app.data_io.lines.stated import COLUMNS_EXAMPLE, EXAMPLES
 from labeling_app.data_io.reading import Part, is_hub_name, read_rows
 from labeling_app.data_io.repeats import Repeats
 from labeling_app.db.imports.replacing import last_name, names_of_imports
@@ -203,6 +204,18 @@ def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
             report.first_bad.append(problem if is_said else f"{problem}. {error.remedy}")
 
 
+@contextmanager
+def _in_columns(path: Path) -> Iterator[None]:
+    """Let an error of a CSV file show columns for an example, in place of JSON."""
+    try:
+        yield
+    except InputError as error:
+        if path.suffix.lower() != ".csv" or error.remedy != EXAMPLES:
+            raise
+        problem = error.problem.replace("has the fields", "has the columns")
+        raise type(error)(problem, COLUMNS_EXAMPLE) from None
+
+
 def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Report) -> None:
     if on_error == "few" and report.bad_lines * FEW >= max(report.lines, 1):
         raise InputError(
@@ -266,6 +279,7 @@ def read_entries(
             if isinstance(row, BadLineError):
                 raise row
             value = parse_line(row, place) if isinstance(row, str) else row
-            entry = read_entry(value, replace(defaults, split=split) if split else defaults)
+            with _in_columns(path):
+                entry = read_entry(value, replace(defaults, split=split) if split else defaults)
             report.count_entry(entry)
             yield place, repeats.numbered(entry)

@@ -6,9 +6,11 @@ characters of a row are limited, and so is the size to which a compressed file m
 """
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,14 @@ from rlhf.records.wording import counted
 # A line or an object, or why there is none, with its place, and the split if the container says it.
 Row = tuple[str, str | JsonObject | BadLineError, Split | None]
 SPLIT_NAMES: dict[str, Split] = {"train": "train", "test": "test"}
-FILES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet", ".csv")
+SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
+FILES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet", ".csv", *SPREADSHEETS)
+AS_CSV = (
+    "Save the sheet as CSV (Excel: File, Save As, CSV UTF-8), and import that file. If it is one "
+    "already, call it .csv."
+)
+PACKED = b"PK\x03\x04"  # a zip file, which .xlsx is
+SEPARATORS = (",", ";", "\t")  # of cells; the first wins where the head decides nothing
 SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")  # by `save_to_disk`
 BUILDERS = ("csv", "json", "parquet", "arrow", "cache")
 DATASET = "a dataset"
@@ -98,7 +107,9 @@ def read_rows(path: Path, part: Part, progress: Progress | None = None) -> Itera
     """
     if is_hub_name(path) or path.is_dir():
         yield from _dataset_rows(path, part)
-    elif path.suffix.lower() == ".parquet":
+        return
+    refuse_spreadsheet(path.name)
+    if path.suffix.lower() == ".parquet":
         yield from _parquet_rows(path, progress)
     elif path.suffix.lower() == ".csv":
         yield from _csv_rows(path, progress)
@@ -110,9 +121,34 @@ def read_rows(path: Path, part: Part, progress: Progress | None = None) -> Itera
             yield place, line, None
 
 
+def refuse_spreadsheet(name: str) -> None:
+    """Refuse a file of a spreadsheet program, by its name.
+
+    Raises:
+        InputError: it is one.
+    """
+    if name.lower().endswith(SPREADSHEETS):
+        raise InputError(f"{name} is a spreadsheet, which cannot be read", AS_CSV)
+
+
+def _refuse_packed(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(len(PACKED)) == PACKED:
+            raise InputError(f"{path} holds a spreadsheet or another packed file", AS_CSV)
+
+
+def _separator(head: str) -> str:
+    """What separates the cells of a table: what its first line has most of, outside of quotes."""
+    bare = re.sub(r'"[^"]*"', "", head)
+    return max(SEPARATORS, key=bare.count)
+
+
 def _csv_rows(path: Path, progress: Progress | None) -> Iterator[Row]:
     csv.field_size_limit(MAX_LINE)
-    reader = csv.reader(read_text(path, newline="", progress=progress), strict=True)
+    _refuse_packed(path)
+    lines = read_text(path, newline="", progress=progress)
+    head = next(lines, "")
+    reader = csv.reader(chain([head], lines), delimiter=_separator(head), strict=True)
     header: list[str] = []
     first = 1
     while True:
@@ -126,7 +162,7 @@ def _csv_rows(path: Path, progress: Progress | None) -> Iterator[Row]:
         if cells is None:
             return
         if not header:
-            header = cells
+            header = [name.strip() for name in cells]
             _require_different(header, path)
         elif len(cells) == len(header):
             yield f"{path}:{first}", dict(zip(header, cells, strict=True)), None

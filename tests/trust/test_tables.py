@@ -40,7 +40,7 @@ def test_labels_of_a_csv_file_are_true_or_false(tmp_path, refused, run_json):
 
 
 CSV = {
-    "an empty cell": ("a,,b\n", "2: Response 0 is empty"),
+    "an empty cell": ("a,,b\n", "2: chosen is empty"),
     "a cell too few": ("a,b\n", "2: 2 cells under 3 columns"),
     "a cell too many": ("a,b,c,d\n", "2: 4 cells under 3 columns"),
     "a quote that never ends": ('a,b,"c\nx,y,z\n', "2: not valid CSV (unexpected end of data)"),

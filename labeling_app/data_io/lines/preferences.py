@@ -41,6 +41,7 @@ def read_preference(value: JsonObject) -> tuple[tuple[Message, ...], Stated]:
         models=models,
         judgments=[[[0], [1]]],
         strengths=_strengths_of(value.get("margin")),
+        names=("chosen", "rejected"),
     )
 
 

@@ -13,6 +13,11 @@ EXAMPLES = (
     ' or "scores": [0.9, 0.2] if you have them, or {"prompt": "…", "chosen": "…", "rejected": "…"}.'
 )
 
+COLUMNS_EXAMPLE = (
+    "Name the columns prompt, answer_a, answer_b and preferred (a, b or tie), or prompt, chosen "
+    "and rejected, or prompt alone."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
@@ -24,6 +29,8 @@ class Stated:
     strengths: tuple[int, ...] = ()
     scores: Sequence[float] = ()
     kind: AnnotatorKind = "human"
+    names: Sequence[str] = ()
+    """The fields of the responses, where each has one."""
 
 
 def text_of(value: Any, name: str) -> str:

@@ -22,6 +22,7 @@ from weakref import finalize
 import anyio
 
 from labeling_app.data_io import jobs
+from labeling_app.data_io.reading import refuse_spreadsheet
 from rlhf.errors import InputError
 
 MAX_PIECE_BYTES = 1_000_000
@@ -84,6 +85,7 @@ class Uploads:
             InputError: a file of another kind, an empty or too large one, or the last one is being
             imported.
         """
+        refuse_spreadsheet(name)
         suffix = next((end for end in SUFFIXES if name.lower().endswith(end)), None)
         if suffix is None or len(name) > MAX_NAME:
             raise InputError(

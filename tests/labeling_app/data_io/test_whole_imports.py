@@ -149,7 +149,7 @@ def test_one_empty_response_in_101_lines_is_left_out_and_named(tmp_path, run_jso
     report = run_json("import", path, "--db", tmp_path / "labels.db")
     assert (report["lines"], report["new_prompts"], report["bad_lines"]) == (101, 100, 1)
     assert report["first_bad"] == [
-        f"{path}:41: Response 1 is empty. Leave it out, and correct the positions after it."
+        f"{path}:41: rejected is empty. Fill it in, or leave the line out."
     ]
 
 
