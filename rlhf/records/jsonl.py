@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from glob import escape
@@ -165,7 +166,7 @@ def read_text(
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start})",
-            f"Convert it first: iconv -f LATIN1 -t UTF-8 {path} > converted.jsonl",
+            f"Convert it first: {_conversion(path, is_packed=is_packed)}",
         ) from None
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InputError(
@@ -175,6 +176,16 @@ def read_text(
         raise InputError(
             f"{path} cannot be read ({error.strerror})", "Check its permissions and its disk."
         ) from None
+
+
+def _conversion(path: Path, *, is_packed: bool) -> str:
+    """The command that writes a file as UTF-8, under a name with the same ending."""
+    with gzip.open(path) if is_packed else path.open("rb") as file:
+        encoding = "UTF-16" if file.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "LATIN1"
+    if is_packed:
+        ending = path.with_suffix("").suffix
+        return f"gunzip -c {path} | iconv -f {encoding} -t UTF-8 > converted{ending}"
+    return f"iconv -f {encoding} -t UTF-8 {path} > converted{path.suffix}"
 
 
 def _bounded(lines: Iterator[str], path: Path, packed_bytes: int | None) -> Iterator[str]:

@@ -76,7 +76,15 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, words
         (
             "latin.jsonl",
             '{"a": "Größe"}\n'.encode("latin-1"),
-            r"is not UTF-8 text \(.+ at byte 9\)\n  .*iconv -f LATIN1",
+            r"is not UTF-8 text \(.+ at byte 9\)\n  .*iconv -f LATIN1 .* > converted\.jsonl$",
+        ),
+        ("l1.csv", "Größe\n".encode("latin-1"), r"iconv -f LATIN1 .*l1\.csv > converted\.csv$"),
+        ("u16.csv", "Größe\n".encode("utf-16"), r"iconv -f UTF-16 .*u16\.csv > converted\.csv$"),
+        ("be.txt", b"\xfe\xff\x00a", r"iconv -f UTF-16 -t UTF-8 .*be\.txt > converted\.txt$"),
+        (
+            "l1.jsonl.gz",
+            gzip.compress(b"\xe9\n", mtime=0),
+            r"gunzip -c .*l1\.jsonl\.gz \| iconv -f LATIN1 -t UTF-8 > converted\.jsonl$",
         ),
         ("a.jsonl.gz", b"no gzip at all", r"a\.jsonl\.gz cannot be unpacked"),
         # without a time, which would differ between the workers of a parallel run
