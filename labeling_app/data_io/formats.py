@@ -24,7 +24,7 @@ from labeling_app.data_io.lines.preferences import read_preference, read_ultrafe
 from labeling_app.data_io.lines.stated import EXAMPLES, Stated, list_of, prompt_messages, text_of
 from labeling_app.data_io.lines.thumb_lines import thumb_rankings, with_responses
 from labeling_app.db.tasks import CheckPurpose
-from labeling_app.rankings.tiers import checked_tiers, judgments_of_pairs, tiers_of_scores
+from labeling_app.rankings.tiers import Tiers, checked_tiers, judgments_of_pairs, tiers_of_scores
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import (
     AnnotatorKind,
@@ -108,6 +108,7 @@ def _build(
     source = str(value.get("source") or defaults.source)
     prompt = Prompt.create(tuple(messages), split, source)
     responses = _responses(prompt.id, judged)
+    _refuse_equal(judged.texts, judged.judgments)
     kind = value.get("kind") or defaults.kind or judged.kind
     if kind not in ("human", "ai", "signal"):
         raise InputError(f"Unknown kind of annotator {kind!r}", "Use human, ai or signal.")
@@ -147,6 +148,7 @@ def _build_exported(found: Judged, defaults: Defaults) -> Entry:
     prompt = Prompt.create(messages, defaults.split, defaults.source)
     models = ["imported"] * len(found.texts)
     responses = _responses(prompt.id, Stated(texts=found.texts, models=models))
+    _refuse_equal(found.texts, [one.tiers for one in found.judgments])
     rankings, made = [], {}
     for one in found.judgments:
         tiers = tuple(tuple(responses[i].id for i in tier) for tier in one.tiers)
@@ -170,6 +172,23 @@ def _build_exported(found: Judged, defaults: Defaults) -> Entry:
         ignored=found.ignored,
         exported=found,
     )
+
+
+def _refuse_equal(texts: Sequence[str], judgments: Sequence[Tiers]) -> None:
+    """Check that no response is preferred to an equal one; in one tier they may stand.
+
+    Rounds and votes leave equal texts out for the same reason.
+    """
+    for tiers in judgments:
+        seen: set[str] = set()
+        for tier in tiers:
+            of_tier = {texts[place] for place in tier}
+            if equal := next(iter(seen & of_tier), None):
+                raise UnusableContentError(
+                    f"Two responses have the same text {equal!r:.40}, and one is preferred",
+                    "Nobody can prefer one of them: tie them, or leave the line out.",
+                )
+            seen |= of_tier
 
 
 def _check(

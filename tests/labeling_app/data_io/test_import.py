@@ -13,9 +13,9 @@ from labeling_app.data_io.importing import Report
 from labeling_app.db.store import Store
 from labeling_app.rankings.tiers import judgments_of_pairs
 from rlhf.cli import main
-from rlhf.errors import InputError
+from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import RankedPrompt
-from tests.labeling_app.data_io.lines import ASK, GOOD, PREFERENCES, judged, write
+from tests.labeling_app.data_io.lines import ARGILLA, ASK, GOOD, PREFERENCES, TEXTS, judged, write
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -127,9 +127,35 @@ def test_two_answers_to_one_pair_make_no_order(again):
 
 
 def test_equal_texts_stay_two_responses():
-    value = {"prompt": "Hi?", "responses": ["same", "same"], "tiers": [[1], [0]]}
+    value = {"prompt": "Hi?", "responses": ["same", "same"], "tiers": [[1, 0]]}
     entry = read_entry(value, Defaults())
     assert len({response.id for response in entry.responses}) == 2
+    assert judged(entry) == [[["same", "same"]]]
+
+
+SAME = {"prompt": "Hi?", "responses": ["same", "other", "same"]}
+EQUAL = {
+    "tiers": {**SAME, "tiers": [[0], [1], [2]]},
+    "scores": {**SAME, "scores": [1, 2, 3]},
+    "pairs": {**SAME, "pairs": [[0, 2, "first"]]},
+    "chosen": {"prompt": "Hi?", "chosen": "same", "rejected": "same"},
+    "columns": {"prompt": "Hi?", "a": "same", "b": "same", "winner": "a"},
+    "Argilla": {**ARGILLA, "fields": {"prompt": "Hi?", **dict.fromkeys(TEXTS, "same")}},
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_nobody_can_prefer_one_of_two_equal_texts(name):
+    with pytest.raises(UnusableContentError, match="Two responses have the same text 'same', and"):
+        read_entry(EQUAL[name], Defaults())
+
+
+def test_few_lines_that_prefer_one_of_equal_texts_are_left_out_and_counted(tmp_path, run_json):
+    same = {"prompt": "x", "chosen": "same", "rejected": "same"}
+    good = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(100)]
+    path = write(tmp_path / "in.jsonl", [same, *good])
+    report = run_json("import", path, "--db", tmp_path / "new.db")
+    assert (report["bad_lines"], report["new_rankings"]) == (1, 100)
 
 
 def test_an_exported_line_comes_back_as_it_was():
