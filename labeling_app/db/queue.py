@@ -34,7 +34,11 @@ LEASE_SECONDS = 15 * 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task as one annotator sees it: the order of the responses and the ticket are theirs."""
+    """A task as one annotator sees it: the order of the responses and the ticket are theirs.
+
+    `counts` says whether a ranking of theirs counts until they submit another: the task is open
+    again.
+    """
 
     id: int
     ticket: str
@@ -43,6 +47,7 @@ class Task:
     texts: tuple[str, ...]
     draft: dict[str, Any] | None
     purpose: str
+    counts: bool
     adjudicates: int | None = None
 
 
@@ -261,6 +266,7 @@ def _load_task(db: Database, task_id: int, annotator: str) -> Task:
         texts=tuple(texts[response_id] for response_id in shown_order),
         draft=read_draft(db, task_id, annotator),
         purpose=purpose,
+        counts=ranking_in_task(db, task_id, annotator) is not None,
         adjudicates=adjudicates,
     )
 

@@ -99,3 +99,27 @@ def test_double_submit_stores_one_row_each(serve, open_page):
     )
     wait_for_task(page, "question 1")
     assert len(in_database(app.db)) == 1
+
+
+def test_a_task_that_is_open_again_says_that_the_earlier_answer_counts(serve, open_page):
+    app = serve(FOUR)
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    notice = page.locator(".rb-again")
+    assert notice.is_hidden()
+    submit_as_shown(page)
+    wait_for_task(page, "question 1")
+    assert notice.is_hidden()
+    page.keyboard.press("u")
+    wait_for_task(page, "question 0")
+    words = "Open again. Your earlier answer counts until you submit."
+    assert notice.inner_text() == words
+    assert page.inner_text(".rb-saved") == ""  # no draft beside the answer
+    page.keyboard.press("Alt+ArrowDown")
+    page.reload()
+    wait_for_task(page, "question 0")
+    assert notice.inner_text() == words
+    assert len(in_database(app.db)) == 1
+    page.keyboard.press("Control+Enter")
+    wait_for_task(page, "question 1")
+    assert notice.is_hidden()

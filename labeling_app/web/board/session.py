@@ -229,6 +229,7 @@ class Board:
                 for text, ending in zip(task.texts, endings, strict=True)
             ],
             "draft": task.draft,
+            "counts": task.counts,
         }
 
     def _opinions(self, task: Task | None) -> list[Payload]:

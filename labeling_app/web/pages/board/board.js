@@ -74,7 +74,8 @@ function showTask(screen) {
     choice.dataset.value = reason;
     return choice;
   }));
-  saved(draft ? 'Draft restored' : '');
+  find('.rb-again').hidden = !task.counts;
+  saved(draft && !task.counts ? 'Draft restored' : '');
   askToConfirm(false);
   window.scrollTo(0, 0);
   paint(ranking.order.length ? ranking.order[0].card : null);

@@ -113,6 +113,19 @@ def test_drafts_and_skips_and_undo_go_through(board, fill):
     assert ask(board, "ann", {"op": "undo"})["task"]["ticket"] == task["ticket"]
 
 
+def test_an_undone_answer_counts_until_another_is_submitted_and_the_board_is_told(
+    board, store, fill
+):
+    fill(2, 2)
+    task = ask(board, "ann", {"op": "next"})["task"]
+    assert ask(board, "ann", submit(task))["task"]["counts"] is False
+    again = ask(board, "ann", {"op": "undo"})["task"]
+    assert (again["ticket"], again["counts"]) == (task["ticket"], True)
+    assert ask(board, "ann", {"op": "next"})["task"]["counts"] is True  # after a reload
+    assert store.counts()["rankings"] == 1
+    assert ask(board, "ann", submit(again, id="u2"))["task"]["counts"] is False
+
+
 def test_a_full_disk_is_said_and_may_be_retried(board, store, fill):
     fill(1, 2)
     task = ask(board, "ann", {"op": "next"})["task"]
