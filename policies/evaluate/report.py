@@ -60,6 +60,7 @@ from markupsafe import Markup
 from policies.evaluate import plots
 from rlhf.planning.price import JUDGES, amount
 from rlhf.records.jsonl import write_json, write_text_atomically
+from rlhf.records.wording import OWN_JUDGE, judge_in_words
 from rlhf.run.intervals import FEW_PROMPTS, outcome
 
 TITLES = {"reference": "Original", "policy": "New", "rival": "Other"}
@@ -198,6 +199,7 @@ def render(content: Mapping[str, Any]) -> str:
     page = _template().render(
         report=content,
         judge=judge,
+        subject=_subject(content["judges"][judge]),
         judges=_judges(content),
         grouped=_grouped(content),
         models=_models(content),
@@ -288,6 +290,11 @@ def _judge_title(content: Mapping[str, Any], judge: str) -> str:
     kind = str(described["kind"])
     short = str(described["name"]).rpartition(".")[2] if kind == "signal" else ""
     return f"{kind[:1].upper()}{kind[1:]}{f': {short}' if short else ''}"
+
+
+def _subject(judge: Mapping[str, Any]) -> str:
+    own = f", {OWN_JUDGE}" if judge.get("is_objective") else ""
+    return judge_in_words(f"{judge['kind']} {judge['name']}".strip() + own)
 
 
 def _scores(content: Mapping[str, Any], judge: str) -> tuple[str, list[float], list[float]] | None:

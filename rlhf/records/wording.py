@@ -1,4 +1,7 @@
-"""How counts of records are said, in commands and on pages."""
+"""How counts of records and judges are said, in commands and on pages."""
+
+PEOPLE = "people"  # as a judge
+OWN_JUDGE = "which it was trained against"
 
 
 def counted(number: int, noun: str) -> str:
@@ -9,3 +12,18 @@ def counted(number: int, noun: str) -> str:
 def num_people(number: int) -> str:
     """1 → "1 person", 12 → "12 people"."""
     return f"{number:,} {'person' if number == 1 else 'people'}"
+
+
+def judge_in_words(judge: str) -> str:
+    """The judge of a verdict at the beginning of a sentence, so that nobody takes it for people.
+
+    "signal examples.quickstart.sentiment:score" → "The function sentiment:score"; a reward model
+    that the policy was trained against → "Its own reward model".
+
+    Args:
+        judge: kind and name, with `OWN_JUDGE` after a comma if the policy was trained against it.
+    """
+    if judge.startswith("reward model") and judge.endswith(OWN_JUDGE):
+        return "Its own reward model"
+    kind, _, name = judge.partition(" ")
+    return f"The function {name.rpartition('.')[2]}" if kind == "signal" else f"The {judge}"

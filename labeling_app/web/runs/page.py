@@ -18,7 +18,7 @@ from labeling_app.web.runs.stopped import (
     why_it_stopped,
 )
 from rlhf.planning.price import cost_in_words
-from rlhf.records.wording import counted, num_people
+from rlhf.records.wording import PEOPLE, counted, judge_in_words, num_people
 from rlhf.run.intervals import in_words as rate_in_words
 from rlhf.run.loops.pausing import Pause, read_pause
 from rlhf.run.loops.promotion import (
@@ -108,12 +108,21 @@ def left_of(one: RoundView, status: Status) -> str:
     return status.waits_for or (one.left_in_words if status.name == "running" else "")
 
 
-def without_gain(one: RoundView) -> str:
-    """What somebody should know who promotes a policy that is not proven better."""
+def before_promotion(one: RoundView) -> str:
+    """What somebody should know who promotes a policy that people have not found better."""
     if not one.result:
         return f"The report of the loop does not say yet whether round {one.number} gained."
     other = f"the policy of round {one.number - 1}" if one.number else "the original model"
-    rate = one.result["win_rate"]["before"]
+    rate, judge = one.result["win_rate"]["before"], one.result["judge"]
+    if one.has_gained:
+        return (
+            ""
+            if judge == PEOPLE
+            else (
+                f"{judge_in_words(judge)} prefers this policy to {other}: it wins {_rate(rate)}. "
+                "No people have voted."
+            )
+        )
     verb = "lost" if one.result["outcome"] == "worse" else "did not gain"
     return f"Round {one.number} {verb}: its policy wins {_rate(rate)} against {other}."
 
@@ -123,7 +132,7 @@ FILTERS: dict[str, Filter] = {
     "clock": clock,
     "rate": _rate,
     "left_of": left_of,
-    "without_gain": without_gain,
+    "before_promotion": before_promotion,
     "people": num_people,
 }
 

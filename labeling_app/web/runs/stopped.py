@@ -5,18 +5,23 @@ from typing import Any
 
 from labeling_app.web.runs.loop_process import LoopProcess
 from rlhf.errors import InputError
+from rlhf.records.wording import OWN_JUDGE, PEOPLE, judge_in_words
 from rlhf.run.intervals import outcome
 from rlhf.run.loops.asking import read_asked
 from rlhf.run.loops.promotion import promoted_round, read_promotions
 from rlhf.run.rundir import RunDir
 
-PEOPLE = "people"  # as a judge
-OWN_JUDGE = "which it was trained against"
 OUTCOMES = {
-    "better": "is better than {other}: it wins {share} of the comparisons",
-    "worse": "is worse than {other}: it wins only {share} of the comparisons",
-    "unproven": "is not proven better than {other}: it wins {share} of the comparisons, which can "
-    "be chance",
+    "better": "{policy} is better than {other}: it wins {share} of the comparisons",
+    "worse": "{policy} is worse than {other}: it wins only {share} of the comparisons",
+    "unproven": "{policy} is not proven better than {other}: it wins {share} of the comparisons, "
+    "which can be chance",
+}
+# A judge that is not people.
+PREFERENCES = {
+    **OUTCOMES,
+    "better": "{judge} prefers {policy} to {other} in {share} of the comparisons",
+    "worse": "{judge} prefers {other}: {policy} wins only {share} of the comparisons",
 }
 
 
@@ -29,8 +34,10 @@ def verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
     newest = rounds[-1]
     number = newest["round"]
     other = f"that of round {number - 1}" if number else "the original model"
-    found = _compared(newest["win_rate"]["before"], newest["outcome"], other)
-    return f"The policy of round {number} {found}."
+    judge, policy = newest["judge"], f"the policy of round {number}"
+    rate, found = newest["win_rate"]["before"], newest["outcome"]
+    said = _compared(rate, found, judge, policy=policy, other=other)
+    return f"{said} No people have voted." if found == "better" and judge != PEOPLE else said
 
 
 def more_of_verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
@@ -38,15 +45,18 @@ def more_of_verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
     newest = rounds[-1]
     rate, said = newest["win_rate"]["original"], ""
     if newest["round"] and rate:
-        said = f"It {_compared(rate, outcome(rate), 'the original model')}. "
+        judge, other = newest["judge"], "the original model"
+        said = f"{_compared(rate, outcome(rate), judge, policy='it', other=other)} "
     if newest["judge"].endswith(OWN_JUDGE):
         return f"{said}The judge is the reward model that trained it, which alone proves little."
     return f"{said}Judged by {newest['judge']}."
 
 
-def _compared(rate: Mapping[str, Any], found: str, other: str) -> str:
-    share = f"{100 * rate['value']:.0f} %"
-    return OUTCOMES[found].format(other=other, share=share)
+def _compared(rate: Mapping[str, Any], found: str, judge: str, *, policy: str, other: str) -> str:
+    share, who = f"{100 * rate['value']:.0f} %", judge_in_words(judge)
+    sentences = OUTCOMES if judge == PEOPLE else PREFERENCES
+    said = sentences[found].format(judge=who, policy=policy, other=other, share=share)
+    return f"{said[0].upper()}{said[1:]}."
 
 
 def why_it_stopped(report: Mapping[str, Any]) -> tuple[str, str]:

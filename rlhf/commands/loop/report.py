@@ -16,14 +16,13 @@ from filelock import FileLock
 from rlhf.commands.wording import judge_name
 from rlhf.planning.price import JUDGES, cost_of_loop, price_of_a_point
 from rlhf.records.ranked import read_manifest
-from rlhf.records.wording import counted, num_people
+from rlhf.records.wording import OWN_JUDGE, PEOPLE, counted, num_people
 from rlhf.run.intervals import in_words, outcome
 from rlhf.run.loops.commands import read_commands
 from rlhf.run.rundir import RunDir
 from rlhf.run.status import align
 
 Round = dict[str, Any]
-PEOPLE = "people"  # as a judge
 GAIN = "a gain needs an interval above 50 % and a sign test with p below 0.05"
 LOCK_SECONDS = 60.0
 KEPT = ("value", "low", "high", "level", "n", "p_value")
@@ -92,7 +91,7 @@ def summary(number: int, report: Mapping[str, Any]) -> Round:
     return {
         "round": number,
         "judge": judge_name(described)
-        + (", which it was trained against" if described.get("is_objective") else ""),
+        + (f", {OWN_JUDGE}" if described.get("is_objective") else ""),
         "win_rate": {
             "original": _kept(report["win_rate"].get(judge)),
             "before": _kept(rates[judge]),

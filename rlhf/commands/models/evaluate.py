@@ -12,7 +12,7 @@ from rlhf.commands.idle_settings import refuse_idle
 from rlhf.commands.wording import command_line, described_kl, judge_name, listed
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
-from rlhf.records.wording import counted
+from rlhf.records.wording import OWN_JUDGE, PEOPLE, counted, judge_in_words
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir, require_done
 
@@ -26,6 +26,8 @@ VERDICTS = {
     "worse": "The new model is worse.",
     "unproven": "No proven difference.",
 }
+
+PREFERRED = {"better": "the new model", "worse": "the original"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ def describe_report(
     length, kl, out = report["length"], report["kl"]["reverse"], settings.out
     rival = report.get("rival", {"win_rate": {}, "name": ""})
     lines = [
-        VERDICTS[report["verdict"]["outcome"]],
+        _verdict(report),
         *_win_rates(report, report, "the original"),
         *_win_rates(report, rival, rival["name"]),
         *_student(report.get("student"), report),
@@ -141,6 +143,17 @@ def describe_report(
         words = command_line("evaluate", out=out, to_db="labels.db")
         lines.append(f"To ask people, in the database of their board: {words}")
     return "\n".join(lines)
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
+    """Whether the new model is better; a judge that is not people only prefers one of the two."""
+    judge, outcome = report["verdict"]["judge"], report["verdict"]["outcome"]
+    if judge == PEOPLE or outcome == "unproven":
+        return VERDICTS[outcome]
+    described = report["judges"][judge]
+    own = f", {OWN_JUDGE}" if described.get("is_objective") else ""
+    who, preferred = judge_in_words(judge_name(described) + own), PREFERRED[outcome]
+    return f"{who} prefers {preferred}. No people have voted."
 
 
 def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -> Iterator[str]:

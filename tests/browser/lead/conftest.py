@@ -62,7 +62,8 @@ def made(tmp_path: Path) -> Iterator[App]:
         entries += [{"round": number, "stage": name, **started} for name in stages]
         rates = {"original": RATE, "before": RATE}
         outcome = "better" if number else "unproven"
-        found = {"round": number, "judge": RUNS, "win_rate": rates, "outcome": outcome}
+        judge = "people" if number else RUNS
+        found = {"round": number, "judge": judge, "win_rate": rates, "outcome": outcome}
         results.append({**found, "rankings": 1200, "new_rankings": 60, "accuracy": RATE})
     write_json(out / "commands.json", {"commands": entries})
     write_json(out / "report.json", {"rounds": results, "stopped": None})

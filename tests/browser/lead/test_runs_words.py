@@ -1,5 +1,6 @@
 """What the Runs page explains while a round waits and people vote, and where the focus goes."""
 
+import json
 import os
 import socket
 import time
@@ -97,3 +98,21 @@ def test_the_page_says_how_many_have_voted(made: App, open_as: OpenAs) -> None:
     rank_next(made.db, "ben", 1)
     expect(newest).to_contain_text("3 of 4 votes are in, from 2 people.")
     require_accessible(page, "votes that come in")
+
+
+def test_a_promotion_asks_first_where_no_people_have_voted(made: App, open_as: OpenAs) -> None:
+    file = made.db.parent / "report.json"
+    report = json.loads(file.read_text("utf-8"))
+    report["rounds"][1]["judge"] = "signal examples.quickstart.sentiment:score"
+    write_json(file, report)
+    page = open_as(made, "lea", "lead/runs")
+    promote = page.get_by_role("button", name="Promote anyway the policy of round 1")
+    expect(promote).to_be_hidden()
+    page.locator("#ask-promote-1").click()
+    expect(page.locator("#confirm-1 p")).to_have_text(
+        "The function sentiment:score prefers this policy to the policy of round 0: it wins 62 % "
+        "(95 % interval 55–69 %). No people have voted."
+    )
+    require_accessible(page, "a question before a promotion that no people have judged")
+    promote.click()
+    expect(page.locator("#promoted + p")).to_contain_text("the policy of round 1")

@@ -26,8 +26,8 @@ def test_outcome(rate, expected) -> None:
 def test_verdict_of_a_better_model_names_the_judge_for_what_it_is() -> None:
     text = verdict(example())
     assert text.startswith(
-        "The new model is better The new model wins 83 % of comparisons against the original "
-        "(95 % interval "
+        "The function sentiment:score prefers the new model The new model wins 83 % of "
+        "comparisons against the original (95 % interval "
     )
     assert "judged by the signal examples.quickstart.sentiment:score on 12 held-out prompts" in text
     assert "stands in for people; no people were asked" in text
@@ -59,7 +59,9 @@ def test_verdict_of_so_few_prompts_shows_no_interval(few) -> None:
 
 def test_verdict_of_a_worse_model() -> None:
     text = verdict(example(wins=np.repeat([1.0, 0.0], [1, 11])))
-    assert text.startswith("The new model is worse The new model wins 8 % of comparisons")
+    assert text.startswith(
+        "The function sentiment:score prefers the original The new model wins 8 % of comparisons"
+    )
 
 
 def test_verdict_without_gold_says_that_the_judge_is_the_one_trained_against() -> None:
@@ -68,6 +70,7 @@ def test_verdict_without_gold_says_that_the_judge_is_the_one_trained_against() -
         del place["gold"]
     report["split"] = "train"
     text = verdict(report)
+    assert text.startswith("Its own reward model prefers the new model The new model wins ")
     assert "judged by the reward model runs/demo/reward" in text
     assert "trained against this very judge" in text
     assert "on 12 training prompts." in text

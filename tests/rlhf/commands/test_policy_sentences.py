@@ -153,7 +153,7 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         },
     }
     expected = [
-        "The new model is better.",
+        "The function my:score prefers the new model. No people have voted.",
         "The policy wins 85 % (90 % interval 81–90 %) against the original on 64 "
         "prompts, judged by signal my:score.",
         "The policy wins 50 % (too few prompts for an interval) against the original on 64 "

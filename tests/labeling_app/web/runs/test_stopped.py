@@ -23,7 +23,7 @@ LOSS = {**GAIN, "value": 0.31, "low": 0.2, "high": 0.42}
 OWN = "reward model r, which it was trained against"
 
 
-def rounds(*rates: dict[str, Any], judge: str = "signal vader") -> list[dict[str, Any]]:
+def rounds(*rates: dict[str, Any], judge: str = "signal my.vader:score") -> list[dict[str, Any]]:
     """Rounds that win so against the policy before each, and all against the original."""
     names = {0.62: "better", 0.54: "unproven", 0.31: "worse"}
     return [
@@ -40,18 +40,38 @@ def rounds(*rates: dict[str, Any], judge: str = "signal vader") -> list[dict[str
 @pytest.mark.parametrize(
     ("rate", "said"),
     [
-        (GAIN, "is better than the original model: it wins 62 % of the comparisons."),
-        (LOSS, "is worse than the original model: it wins only 31 % of the comparisons."),
+        (
+            GAIN,
+            "The function vader:score prefers the policy of round 0 to the original model in 62 % "
+            "of the comparisons. No people have voted.",
+        ),
+        (
+            LOSS,
+            "The function vader:score prefers the original model: the policy of round 0 wins only "
+            "31 % of the comparisons.",
+        ),
         (
             EVEN,
-            "is not proven better than the original model: it wins 54 % of the comparisons, which "
-            "can be chance.",
+            "The policy of round 0 is not proven better than the original model: it wins 54 % of "
+            "the comparisons, which can be chance.",
         ),
     ],
 )
 def test_first_it_says_whether_the_policy_is_better(rate: dict[str, Any], said: str) -> None:
-    assert verdict(rounds(rate)) == f"The policy of round 0 {said}"
-    assert more_of_verdict(rounds(rate)) == "Judged by signal vader."
+    assert verdict(rounds(rate)) == said
+    assert more_of_verdict(rounds(rate)) == "Judged by signal my.vader:score."
+
+
+def test_only_people_find_a_policy_better() -> None:
+    assert verdict(rounds(GAIN, judge="people")) == (
+        "The policy of round 0 is better than the original model: it wins 62 % of the comparisons."
+    )
+    assert verdict(rounds(LOSS, judge="people")) == (
+        "The policy of round 0 is worse than the original model: it wins only 31 % of the "
+        "comparisons."
+    )
+    assert verdict(rounds(GAIN, judge="AI judge m")).startswith("The AI judge m prefers the policy")
+    assert verdict(rounds(GAIN, judge=OWN)).startswith("Its own reward model prefers the policy")
 
 
 def test_a_later_round_is_compared_with_both() -> None:
@@ -61,8 +81,8 @@ def test_a_later_round_is_compared_with_both() -> None:
         "comparisons, which can be chance."
     )
     assert more_of_verdict(done) == (
-        "It is better than the original model: it wins 62 % of the comparisons. The judge is the "
-        "reward model that trained it, which alone proves little."
+        "Its own reward model prefers it to the original model in 62 % of the comparisons. The "
+        "judge is the reward model that trained it, which alone proves little."
     )
 
 
