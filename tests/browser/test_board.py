@@ -140,6 +140,9 @@ def test_touch_on_a_phone(serve, open_page):
         app.url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True
     )
     wait_for_task(page, "question 0")
+    assert page.locator(".rb-hint:visible").all_inner_texts() == [
+        "Best at the top. Drag by the number or use the arrows; ✕ leaves a response unranked."
+    ]
     a, b, c, d = (text for _, text in on_screen(page))
     page.tap(f".rb-card:has-text('{b}') [data-act=up]")
     page.tap(f".rb-item:has-text('{c}') .rb-strength:has-text('Tie')")
