@@ -132,7 +132,7 @@ def test_votes_before_the_end_are_stored_with_it(talk, app, chat):
     page = talk()
     chat.gate.clear()
     ask(page, "Slow?")
-    page.wait_for_selector(".card .text:has-text('one')")
+    page.wait_for_selector("[data-act=tie]:enabled")
     page.keyboard.press("a")
     page.wait_for_selector(".saved:has-text('Your vote will be sent')")
     assert stored(app, "Slow?") == []
@@ -150,11 +150,31 @@ def test_votes_before_the_end_are_stored_with_it(talk, app, chat):
     assert texts[ranking.tiers[0][0]].replace("*", "") == shown
 
 
+def test_nobody_can_vote_before_every_answer_has_words(talk, app):
+    held = []
+    page = talk()
+    page.route("**/live/stream/**", held.append)
+    ask(page, "Too early to vote?")
+    page.wait_for_selector(".card .text.coming")
+    buttons = page.locator(".pick, .thumb, [data-act=tie], [data-act=all-bad]")
+    assert buttons.count() == 8
+    assert all(button.is_disabled() for button in buttons.all())
+    for key in ("a", "=", "x", "+"):
+        page.keyboard.press(key)
+    assert page.locator("[aria-pressed=true]").count() == 0
+    held[0].continue_()
+    wait_for_answers(page)
+    assert all(button.is_enabled() for button in buttons.all())
+    page.keyboard.press("a")
+    wait_for_saved(page)
+    assert [len(record.rankings) for record in stored(app, "Too early to vote?")] == [1]
+
+
 def test_a_reload_in_the_middle_finds_everything_again(talk, app, chat):
     page = talk()
     chat.gate.clear()
     ask(page, "Slower?")
-    page.wait_for_selector(".card .text:has-text('one')")
+    page.wait_for_selector("[data-act=tie]:enabled")
     page.keyboard.press("=")
     page.reload()
     page.wait_for_selector(".turn.user:has-text('Slower?')")

@@ -52,6 +52,7 @@ function showDone(shown) {
 
 function paint() {
   paintVerdict(cards, verdict);
+  paintVotes(haveWords(cards));
   find('[data-act=stop]').hidden = !running;
   find('[data-act=edit]').disabled = running || verdict.choice === null;
   find('.ask .primary').disabled = running || sending;
@@ -138,6 +139,7 @@ async function readStream(id) {
       const event = JSON.parse(line);
       if (event.over) return event;
       paintTexts(cards, event.texts, event.thinking);
+      paintVotes(haveWords(cards));
     }
   }
 }
@@ -192,12 +194,13 @@ async function bringWaiting() {
 }
 
 function pick(choice) {
-  if (!turn) return;
+  if (!turn || !haveWords(cards)) return;
   verdict = { ...verdict, choice };
   vote({ op: 'pick', choice });
 }
 
 function thumb(place, value) {
+  if (!haveWords(cards)) return;
   const now = verdict.thumbs[place] === value ? 0 : value;
   verdict = { ...verdict, thumbs: verdict.thumbs.map((old, index) => (index === place ? now : old)) };
   vote({ op: 'thumb', place, value: now });

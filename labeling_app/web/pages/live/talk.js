@@ -51,6 +51,14 @@ function buildPick(_, place) {
   return node;
 }
 
+// Nobody can judge an answer before it has a word, beside its thinking.
+const haveWords = cards => cards.every(card => card.querySelector('.text:not(.coming), .said'));
+
+function paintVotes(areOpen) {
+  const votes = '.pick, .thumb, [data-act=tie], [data-act=all-bad]';
+  for (const node of document.querySelectorAll(votes)) node.disabled = !areOpen;
+}
+
 // While answers stream: plain text, and only what has changed. A model's thinking is folded.
 function paintTexts(cards, texts, thinking) {
   texts.forEach((text, place) => {
