@@ -132,7 +132,11 @@ def how_to_go_on(process: LoopProcess, report: Mapping[str, Any]) -> str:
     why = " and ".join(f"{name} is {value}" for name, value, _ in found)
     what = " and ".join(
         f"{name} to {wanted} "
-        + ("under Settings" if name in is_open else f"in {process.file.path.name}")
+        + (
+            "under Settings"
+            if name in is_open
+            else f"in {process.file.path.name} (ask whoever started the app)"
+        )
         for name, _, wanted in found
     )
     return f"Another round cannot start while {why}. Set {what}; then Start appears here."

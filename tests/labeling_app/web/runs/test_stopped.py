@@ -196,6 +196,6 @@ def test_start_is_offered_only_where_another_round_can_start(process: LoopProces
     file.write_text(text, encoding="utf-8")
     closed = LoopProcess(replace(process.file, open=(), stop_without_gain=False))
     assert blocked(closed) == (
-        "Another round cannot start while rounds is 3. Set rounds to 4 or more in loop.yaml; then "
-        "Start appears here."
+        "Another round cannot start while rounds is 3. Set rounds to 4 or more in loop.yaml "
+        "(ask whoever started the app); then Start appears here."
     )
