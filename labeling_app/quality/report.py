@@ -26,6 +26,7 @@ from labeling_app.db.reports import (
     votes_on_turns,
 )
 from labeling_app.db.store import Store
+from labeling_app.db.tasks import default_overlap
 from labeling_app.quality.checks import check_scores
 from labeling_app.quality.history import in_words
 from labeling_app.quality.live_votes import LiveVotes, count_live_votes
@@ -148,6 +149,8 @@ class OpenWork:
     num_prompts: int
     num_tasks: int
     """All tasks for everybody, done or not; checks and decisions of leads are not among them."""
+    overlap: int
+    """How many people rank each new task."""
     next_tasks: list[tuple[str, str]]
     """(prompt, reason) of what is given out next, where it has a reason."""
 
@@ -159,6 +162,7 @@ def open_work(store: Store) -> OpenWork:
         num_open=num_open(store.connections),
         num_prompts=store.counts()["prompts"],
         num_tasks=num_for_everybody(store.connections),
+        overlap=default_overlap(store.connections.db),
         next_tasks=[(_shortened(messages), reason) for messages, reason in following],
     )
 

@@ -78,7 +78,7 @@ def test_the_page_escapes_everything(labelled):
 
 def test_an_empty_database_has_a_page_too(store):
     page = quality_page(store)
-    assert "Nobody has ranked anything yet." in page
+    assert "No person has ranked anything yet." in page
     assert "No disagreements yet." in page
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from labeling_app.data_io.exporting import export
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.imports.unfinished import importing
 from labeling_app.db.queue import Submission
 from labeling_app.web.lead.measured import FILTERS, Measured, Measurements, measure
@@ -226,3 +227,26 @@ def test_the_page_says_how_much_is_open_now(ask, rank):
 )
 def test_a_number_is_shown_only_with_an_interval_that_says_something(name, value, shown):
     assert FILTERS[name](value) == shown
+
+
+def test_the_first_rankings_are_being_measured_and_not_called_none(store, fill):
+    fill(1, 2)
+    page = quality_page(store, is_old=True)
+    assert "New rankings are being measured." in page
+    assert "<dd>being measured</dd>" in page
+    assert "Being measured." in page
+    assert "has ranked anything" not in page
+    page = quality_page(store)
+    assert "<dd>0</dd>" in page
+    assert "being measured" not in page.lower()
+    assert "No person has ranked anything yet." in page
+    assert "and rankings by functions and judge models are not among them." in page
+
+
+def test_the_page_says_how_many_people_rank_each_task(store, fill):
+    fill(1, 2)
+    assert "<code>rlhf label --overlap 2</code>" in quality_page(store)
+    set_overlap(store.connections, 2)
+    page = quality_page(store)
+    assert "No disagreements yet. Each task is ranked by 2 people." in page
+    assert "rlhf label --overlap" not in page
