@@ -184,6 +184,9 @@ def test_an_invited_person_sets_a_password_and_ranks(lead, open_page):
     require_good_looks(page, "people")
     link = page.input_value(".secret input")
     assert link.startswith(app.url + "invitation#")
+    warning = page.locator(".secret .local")  # the address begins with http://127.0.0.1
+    expect(warning).to_contain_text("This link works on this machine only.")
+    expect(warning).to_contain_text("start rlhf label with --host 0.0.0.0")
     assert page.locator("#invite-role option").all_inner_texts() == ["annotator"]
     ann = open_page(app.url)
     ann.goto(link)
@@ -225,7 +228,7 @@ def test_a_link_stays_until_it_is_copied_or_another_takes_its_place(lead):
         """Make a link, and see of whom there are links, the newest first."""
         page.fill("#invite-name", link_of)
         page.keyboard.press("Enter")
-        expect(page.locator(".secret p")).to_have_text(
+        expect(page.locator(".secret p:first-child")).to_have_text(
             [re.compile(f"^{name} can set a password with this link") for name in names]
         )
         expect(page.locator(".secret input").first).not_to_have_value(links[-1] if links else "")

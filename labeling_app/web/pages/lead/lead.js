@@ -8,17 +8,20 @@ function say({ say = '', error = '', link = '', copy = link && location.origin +
   one('.problem').textContent = error;
   // What is shown only once stays until it is copied; what a newer one has made void goes.
   for (const box of all('.secret')) if ('copied' in box.dataset || (of && box.dataset.of === of)) box.remove();
-  if (copy) showSecret(say, copy, of);
+  if (copy) showSecret(say, copy, of, link);
   else if (say || error) one(error ? '.problem' : '.said').scrollIntoView({ block: 'nearest' });
 }
 
-function showSecret(said, copy, of) {
+const isLocal = () => ['127.0.0.1', 'localhost', '[::1]'].includes(location.hostname);
+
+function showSecret(said, copy, of, link) {
   const box = one('#secret').content.cloneNode(true).firstElementChild;
   const field = box.querySelector('input');
   box.dataset.of = of;
   box.querySelector('p').textContent = said;
   field.ariaLabel = said;
   field.value = copy;
+  box.querySelector('.local').hidden = !link || !isLocal();
   one('.said').textContent = '';
   one('.secrets').prepend(box);
   field.select();
