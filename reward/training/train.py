@@ -141,6 +141,7 @@ def train_reward(
         report = {
             "accuracy": plain_accuracy(pair_accuracy(data.held_out, held_out)),
             "accuracy_before_training": plain_accuracy(findings.before),
+            "head": settings.head,
             "likelier_wins": plain_accuracy(likelier_wins),
             **describe_run(settings, data, run, scale, findings.best),
             **describe_thumbs(settings, data, state.thresholds, level, held_out, scale, state.bias),

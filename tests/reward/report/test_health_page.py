@@ -66,6 +66,19 @@ def test_the_verdict_comes_before_the_number(tmp_path, accuracy, verdict):
     assert ("of 1 held-out preference ordered" in page) is (verdict == "Too few to say.")
 
 
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [("random", "before training"), ("fitted", "after fitting the head only")],
+)
+def test_a_fitted_head_has_seen_the_labels(tmp_path, head, name):
+    start = {"kind": "language model", "path": "m", "hash": "abc"}
+    content = report([], [], []) | {"started_from": start, "head": head}
+    content["accuracy_before_training"] = ACCURACY | {"value": 0.71}
+    write_page(tmp_path / "r.html", content, [0.0, 1.0])
+    page = (tmp_path / "r.html").read_text()
+    assert f'<th scope="row">{name}</th><td>71 %</td>' in page
+
+
 def test_a_page_without_judgments_or_disagreements_still_reads(tmp_path):
     empty = report([], [], []) | {"accuracy": None}
     write_page(tmp_path / "r.html", empty, [0.0, 1.0])
