@@ -177,9 +177,10 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
     ]
     asked = {**report, "win_rate": {"people": rate(0.5)}, "judges": {"people": {
         "kind": "people", "name": ""}}, "votes": {"still_needed": 7}}  # fmt: skip
+    asked["verdict"] = {"judge": "people", "outcome": "better"}
     del asked["rival"]
     assert describe_report(settings, asked).splitlines() == [
-        expected[0],
+        "The new model is better.",
         "The policy wins 50 % (too few prompts for an interval) against the original on 64 "
         "prompts, judged by people.",
         "About 7 more votes, on other prompts, would prove a difference of this size.",
