@@ -113,8 +113,9 @@ def before_promotion(one: RoundView) -> str:
     if not one.result:
         return f"The report of the loop does not say yet whether round {one.number} gained."
     other = f"the policy of round {one.number - 1}" if one.number else "the original model"
-    rate, judge = one.result["win_rate"]["before"], one.result["judge"]
+    rate = one.result["win_rate"]["before"]
     if one.has_gained:
+        judge = one.result["judge"]
         return (
             ""
             if judge == PEOPLE

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from labeling_app.web.runs.loop_file import names_on_page, settings_on_page
-from labeling_app.web.runs.page import Status, left_of, without_gain
+from labeling_app.web.runs.page import Status, before_promotion, left_of
 from labeling_app.web.runs.progress import RoundView, StageView
 
 
@@ -40,14 +40,25 @@ def test_who_promotes_without_a_gain_is_told_so() -> None:
     rate = {"value": 0.44, "low": 0.3, "high": 0.58}
     found = {"outcome": "unproven", "win_rate": {"before": rate}}
     one = RoundView(number=0, stages=[], result=found)
-    assert without_gain(one) == (
+    assert before_promotion(one) == (
         "Round 0 did not gain: its policy wins 44 % (95 % interval 30–58 %) against the original "
         "model."
     )
     worse = RoundView(number=2, stages=[], result={**found, "outcome": "worse"})
-    assert without_gain(worse) == (
+    assert before_promotion(worse) == (
         "Round 2 lost: its policy wins 44 % (95 % interval 30–58 %) against the policy of round 1."
     )
-    assert without_gain(RoundView(number=1, stages=[])) == (
+    assert before_promotion(RoundView(number=1, stages=[])) == (
         "The report of the loop does not say yet whether round 1 gained."
     )
+
+
+def test_who_promotes_what_only_a_function_prefers_is_told_so() -> None:
+    rate = {"value": 0.83, "low": 0.62, "high": 0.95}
+    found = {"outcome": "better", "win_rate": {"before": rate}, "judge": "signal vader:score"}
+    assert before_promotion(RoundView(number=0, stages=[], result=found)) == (
+        "The function vader:score prefers this policy to the original model: it wins 83 % (95 % "
+        "interval 62–95 %). No people have voted."
+    )
+    by_people = {**found, "judge": "people"}
+    assert before_promotion(RoundView(number=0, stages=[], result=by_people)) == ""
