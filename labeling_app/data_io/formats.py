@@ -108,7 +108,6 @@ def _build(
     source = str(value.get("source") or defaults.source)
     prompt = Prompt.create(tuple(messages), split, source)
     responses = _responses(prompt.id, judged)
-    _refuse_equal(judged.texts, judged.judgments)
     kind = value.get("kind") or defaults.kind or judged.kind
     if kind not in ("human", "ai", "signal"):
         raise InputError(f"Unknown kind of annotator {kind!r}", "Use human, ai or signal.")
@@ -129,6 +128,7 @@ def _build(
             scores=tuple(scores),
         )
         rankings.append(ranking)
+    _refuse_equal(judged.texts, judged.judgments)
     rankings += thumb_rankings(value, responses, annotator, kind)
     check = _check(value, responses, rankings)
     explanation = str(value.get("explanation") or "")

@@ -26,4 +26,6 @@ def judge_in_words(judge: str) -> str:
     if judge.startswith("reward model") and judge.endswith(OWN_JUDGE):
         return "Its own reward model"
     kind, _, name = judge.partition(" ")
-    return f"The function {name.rpartition('.')[2]}" if kind == "signal" else f"The {judge}"
+    if kind == "signal":
+        return f"The function {name.rpartition('.')[2]}".rstrip()  # reports may lack its name
+    return f"The {judge}"

@@ -153,7 +153,7 @@ def test_votes_before_the_end_are_stored_with_it(talk, app, chat):
 def test_nobody_can_vote_before_every_answer_has_words(talk, app):
     held = []
     page = talk()
-    page.route("**/live/stream/**", held.append)
+    page.route("**/live/stream/**", lambda route: held.append(route))
     ask(page, "Too early to vote?")
     page.wait_for_selector(".card .text.coming")
     buttons = page.locator(".pick, .thumb, [data-act=tie], [data-act=all-bad]")

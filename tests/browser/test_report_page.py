@@ -101,7 +101,7 @@ def shown_samples(page: Page) -> int:
 def test_the_report_opens_with_all_pictures_and_the_numbers_of_report_json(
     page: Page, folder: Path
 ) -> None:
-    assert page.locator("h1").inner_text() == "The function sentiment:score prefers the new model"
+    assert page.locator("h1").inner_text() == "The function prefers the new model"
     widths = page.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
     assert len(widths) == 5
     assert min(widths) > 100

@@ -176,7 +176,9 @@ WRITERS: dict[str, tuple[str, Callable[[Rows, Path], None], st.SearchStrategy[Ro
 
 
 def is_good(row: dict[str, str | None]) -> bool:
-    return all(text is not None and text.strip() for text in row.values())
+    """Whether a row holds a judgment: of an equal response nobody can prefer one."""
+    is_full = all(text is not None and text.strip() for text in row.values())
+    return is_full and row["chosen"] != row["rejected"]
 
 
 def judgments(records: Iterable[Entry | RankedPrompt]) -> set[tuple[str, str, str]]:
