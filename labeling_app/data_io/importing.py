@@ -212,8 +212,7 @@ def _in_columns(path: Path) -> Iterator[None]:
     except InputError as error:
         if path.suffix.lower() != ".csv" or error.remedy != EXAMPLES:
             raise
-        problem = error.problem.replace("has the fields", "has the columns")
-        raise type(error)(problem, COLUMNS_EXAMPLE) from None
+        raise type(error)(error.problem, COLUMNS_EXAMPLE) from None
 
 
 def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Report) -> None:

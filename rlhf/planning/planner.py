@@ -69,7 +69,7 @@ class Shape:
 
     @property
     def embedding_bytes(self) -> int:
-        """Of the embeddings in float32, and so of their gradient."""
+        """Bytes of the embeddings, and of their gradient, in float32."""
         return FP32 * self.vocabulary * self.hidden
 
 

@@ -38,7 +38,7 @@ def product_attention(
 ) -> tuple[Float[Tensor, "B Q H D"], None]:
     """Attention as transformers calls it: causal without a mask; fused for long rows.
 
-    A single query in bf16, as in sampling, never is: the fused kernel takes up to 20 times as long.
+    A single query in bf16, as in sampling, never is: the fused kernel takes several times as long.
     """
     queries, keys = query.shape[2], key.shape[2]
     is_sampling = queries == 1 and value.dtype != torch.float32

@@ -48,7 +48,7 @@ def test_advice_on_a_table_speaks_of_columns(tmp_path, refused):
     path = tmp_path / "in.csv"
     path.write_text("topic,text\nx,y\n")
     said = refused("import", path, "--db", tmp_path / "new.db")
-    assert "No known format has the columns ['text', 'topic']" in said
+    assert "No known format has the fields ['text', 'topic']" in said
     assert "Name the columns prompt, answer_a, answer_b and preferred (a, b or tie)" in said
     path.write_text("prompt,chosen,rejected\nQ,yes,\n")
     said = refused("import", path, "--db", tmp_path / "new.db", "--on-error", "stop")
