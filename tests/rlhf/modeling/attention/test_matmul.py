@@ -108,3 +108,19 @@ def test_a_single_bf16_query_gives_what_the_fused_kernel_gives_without_it(
     found, _ = product_attention(torch.nn.Module(), q.float(), k, v, seen, scaling=0.3)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected.transpose(1, 2), atol=0.01, rtol=0.02)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs keep the fused kernel")
+def test_a_single_bf16_query_is_fused_for_few_keys_in_all_rows(monkeypatch):
+    inputs = [x.detach().bfloat16() for x in random((9, 4, 1, 8), *[(9, 4, 64, 8)] * 2)]
+
+    def attend(rows):
+        return product_attention(module, *(x[:rows] for x in inputs), None, scaling=0.3)[0]
+
+    module = torch.nn.Module()
+    module.is_causal = True
+    torch.testing.assert_close(attend(8), attend(9)[:8], atol=0.01, rtol=0.02)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", None)
+    assert attend(9).shape == (9, 1, 4, 8)
+    with pytest.raises(TypeError, match="not callable"):
+        attend(8)
