@@ -42,6 +42,8 @@ class RankingCounts:
     """Those in whose place a lead's decision stands."""
     tests: int
     """Answers to checks, and votes on pairs of an evaluation."""
+    by_machines: int = 0
+    """Those of functions and AI judges, among the stored ones."""
 
     @property
     def exported(self) -> int:
@@ -250,20 +252,26 @@ def num_rankings_of(
 
 
 def ranking_counts(db: Database) -> RankingCounts:
-    """Count the live rankings, reading those of decisions, checks and evaluations only."""
+    """Count the live rankings, reading those of decisions, checks and evaluations only.
+
+    Those of functions and AI judges are counted in an index.
+    """
     of_tasks = f"""SELECT COUNT(*) FROM tasks t CROSS JOIN rankings r
                    ON r.task_id = t.id AND r.live = 1 AND r.{VISIBLE}"""
     adjudicated = """t.id IN (SELECT decides FROM tasks WHERE decides IS NOT NULL
         UNION ALL SELECT id FROM tasks WHERE decides IS NOT NULL)"""
+    hidden = f"""SELECT COUNT(r.import_id) FROM rankings r
+                 WHERE r.import_id > 0 AND r.live = 1 AND r.import_id IN {UNFINISHED}"""
+    by_machine = "r.annotator IN (SELECT name FROM annotators WHERE kind != 'human')"
     query = f"""SELECT
-        (SELECT value FROM totals WHERE name = 'rankings')
-            - (SELECT COUNT(import_id) FROM rankings
-               WHERE import_id > 0 AND live = 1 AND import_id IN {UNFINISHED}),
+        (SELECT value FROM totals WHERE name = 'rankings') - ({hidden}),
         ({of_tasks} WHERE t.purpose = 'rank' AND {adjudicated} AND {REPLACED}),
         ({of_tasks} WHERE t.purpose IN ('gold', 'training', 'repeat'))
-            + ({of_tasks} WHERE t.purpose = 'compare')"""
-    stored, replaced, tests = db.execute(query).fetchone()
-    return RankingCounts(stored=stored, replaced=replaced, tests=tests)
+            + ({of_tasks} WHERE t.purpose = 'compare'),
+        (SELECT COUNT(r.annotator) FROM rankings r WHERE r.live = 1 AND {by_machine})
+            - ({hidden} AND {by_machine})"""
+    stored, replaced, tests, by_machines = db.execute(query).fetchone()
+    return RankingCounts(stored=stored, replaced=replaced, tests=tests, by_machines=by_machines)
 
 
 def annotation_hours(

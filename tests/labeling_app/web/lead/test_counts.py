@@ -88,6 +88,36 @@ def test_every_count_says_what_it_is_of(store, labeled, ask, tmp_path: Path, cap
     assert (manifest["rankings"], manifest["replaced_by_decisions"]) == (5, 3)
 
 
+BY_MACHINES = {
+    ("ann", "ann"): "",
+    ("ann", "fn"): "1 ranking of 2 is by functions or AI judges, not by people.",
+    ("ann", "fn", "judge"): "2 rankings of 3 are by functions or AI judges, not by people.",
+    ("fn", "fn"): "All rankings are by functions or AI judges, not by people.",
+}
+KINDS = {"ann": "human", "fn": "signal", "judge": "ai"}
+
+
+@pytest.mark.parametrize("by", BY_MACHINES)
+def test_data_says_how_many_rankings_are_not_by_people(store, import_lines, ask, by):
+    lines = [
+        {"prompt": f"{n}?", "responses": ["a", "b"], "tiers": [[0], [1]], "annotator": name}
+        | {"kind": KINDS[name]}
+        for n, name in enumerate(by)
+    ]
+    import_lines(*lines)
+    [data] = ask([("GET", "/lead/data", None)])
+    said = re.findall(r"[^<>]*by functions or AI judges[^<>]*", data.text)
+    assert " ".join(said).strip() == BY_MACHINES[by]
+
+
+def test_rankings_of_an_unfinished_import_are_not_counted(store, import_lines):
+    line = {"prompt": "?", "responses": ["a", "b"], "tiers": [[0], [1]], "annotator": "fn"}
+    import_lines(line | {"kind": "signal"})
+    with store.connections.db.atomic():
+        store.connections.db.execute("UPDATE imports SET finished_at = NULL")
+    assert ranking_counts(store.connections.db).by_machines == 0
+
+
 def next_steps(answer: httpx.Response) -> tuple[str, list[tuple[str, str]]]:
     """What a page says comes next, and the (address, words) of the links in it."""
     steps = " ".join(re.findall(r'<p class="next">(.*?)</p>', answer.text, re.DOTALL))
