@@ -14,7 +14,7 @@ from sqlite_utils import Database
 from labeling_app.data_io.fields import MAX_NAMES
 from labeling_app.data_io.formats import Defaults, Entry, read_entry
 from labeling_app.data_io.lines.stated import COLUMNS_EXAMPLE, EXAMPLES
-from labeling_app.data_io.reading import Part, is_hub_name, read_rows
+from labeling_app.data_io.reading import TABLES, Part, is_hub_name, read_rows
 from labeling_app.data_io.repeats import Repeats
 from labeling_app.db.imports.replacing import last_name, names_of_imports
 from labeling_app.db.imports.unfinished import (
@@ -34,7 +34,7 @@ OnError = Literal["few", "skip", "stop"]
 SHOWN_ERRORS = 100
 SKIP_BAD_LINES = "add --on-error skip"
 FEW = 100  # fewer than one bad line in this many are few
-ENDING = re.compile(r"(?<=.)(\.(jsonl|ndjson|json|csv|parquet))?(\.gz)?$", re.IGNORECASE)
+ENDING = re.compile(r"(?<=.)(\.(jsonl|ndjson|json|csv|tsv|parquet))?(\.gz)?$", re.IGNORECASE)
 Placed = tuple[str, Entry]
 
 
@@ -206,11 +206,11 @@ def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
 
 @contextmanager
 def _in_columns(path: Path) -> Iterator[None]:
-    """Let an error of a CSV file show columns for an example, in place of JSON."""
+    """Let an error of a table show columns for an example, in place of JSON."""
     try:
         yield
     except InputError as error:
-        if path.suffix.lower() != ".csv" or error.remedy != EXAMPLES:
+        if path.suffix.lower() not in TABLES or error.remedy != EXAMPLES:
             raise
         raise type(error)(error.problem, COLUMNS_EXAMPLE) from None
 

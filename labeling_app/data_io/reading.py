@@ -33,7 +33,8 @@ from rlhf.records.wording import counted
 Row = tuple[str, str | JsonObject | BadLineError, Split | None]
 SPLIT_NAMES: dict[str, Split] = {"train": "train", "test": "test"}
 SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
-FILES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet", ".csv", *SPREADSHEETS)
+TABLES = (".csv", ".tsv")
+FILES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet", *TABLES, *SPREADSHEETS)
 AS_CSV = (
     "Save the sheet as CSV (Excel: File, Save As, CSV UTF-8), and import that file. If it is one "
     "already, call it .csv."
@@ -111,7 +112,7 @@ def read_rows(path: Path, part: Part, progress: Progress | None = None) -> Itera
     refuse_spreadsheet(path.name)
     if path.suffix.lower() == ".parquet":
         yield from _parquet_rows(path, progress)
-    elif path.suffix.lower() == ".csv":
+    elif path.suffix.lower() in TABLES:
         yield from _csv_rows(path, progress)
     elif path.suffix.lower() == ".json" and is_array(path):
         for place, text in read_array(path, progress):

@@ -22,14 +22,14 @@ from weakref import finalize
 import anyio
 
 from labeling_app.data_io import jobs
-from labeling_app.data_io.reading import refuse_spreadsheet
+from labeling_app.data_io.reading import TABLES, refuse_spreadsheet
 from rlhf.errors import InputError
 
 MAX_PIECE_BYTES = 1_000_000
 MAX_NAME = 200
 MAX_LOGGED = 10_000
 PREFIX = "rlhf-lead-files-"  # an earlier name had no lock
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".json.gz", ".csv", ".parquet")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".json.gz", *TABLES, ".parquet")
 Payload = dict[str, Any]
 
 

@@ -16,16 +16,20 @@ function parsed(text) {
   try { return JSON.parse(text); } catch { return undefined; }
 }
 
-// The head of a table, with a column for prompts.
+// Whether the first line is the head of a table: cells that a tab separates, as those copied from a spreadsheet, or
+// names of columns, one of them for prompts. The server tells which separator it is.
+const PROMPT = /^(prompt|instruction|question|input|query|context)$/i;
 function isTable(text) {
-  const head = text.split('\n', 1)[0].split(',').map(name => name.trim().replace(/^"(.*)"$/, '$1'));
-  return head.length > 1 && head.includes('prompt') && text.includes('\n');
+  const [head, ...rest] = text.trim().split('\n');
+  if (!rest.length || /^[[{]/.test(head)) return false;
+  const cells = head.split(/[,;\t]/).map(name => name.trim().replace(/^"(.*)"$/, '$1'));
+  return head.includes('\t') || (cells.length > 1 && cells.some(name => PROMPT.test(name)));
 }
 
 // A table; one JSON array or object; or lines: those that are no JSON are prompts. An array stays as it is,
 // so that its numbers do; a broken one is sent, too, and the server says where.
 function pastedFile(text) {
-  if (isTable(text)) return new File([text], 'pasted.csv');
+  if (isTable(text)) return new File([text.replace(/^\n+/, '')], 'pasted.csv');
   const whole = parsed(text);
   if (whole && typeof whole === 'object' && !Array.isArray(whole) && !text.trim().includes('\n')) {
     return new File([text.trim()], 'pasted.jsonl');

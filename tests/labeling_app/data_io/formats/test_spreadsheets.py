@@ -19,6 +19,14 @@ def test_the_head_of_a_table_says_what_separates_its_cells(separator: str, tmp_p
     ]
 
 
+def test_tab_separated_values_are_a_table(tmp_path: Path, run_json) -> None:
+    path = tmp_path / "in.tsv"
+    path.write_text("prompt\tanswer_a\tanswer_b\tpreferred\nHi, you?\tyes\tno\tb\n")
+    report = run_json("import", path, "--db", tmp_path / "new.db")
+    assert (report["new_prompts"], report["new_rankings"]) == (1, 1)
+    assert Uploads(100).begin("lea", "Answers.TSV", 10).path.suffix == ".tsv"
+
+
 def test_a_table_of_one_column_keeps_its_texts(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text("prompt\nWhy; and how?\n")
