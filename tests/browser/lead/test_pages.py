@@ -122,7 +122,7 @@ def test_a_pasted_array_is_an_export_and_not_prompts(lead):
     assert paste("[INST] Why? [/INST]\nAnd?") == "pasted.jsonl: 2 lines, 0 bad"
     assert paste('prompt,chosen,rejected\n"Why, then?",So,No') == "pasted.csv: 1 line, 0 bad"
     assert page.locator(".preview tbody td").nth(3).inner_text() == "A > B"
-    assert paste("Question;Answer A;Answer B;Preferred\nWhy?;So;No;b") == "pasted.csv: 1 line, 0 bad"
+    assert paste("Question;A;B;Best\nWhy?;So;No;b") == "pasted.csv: 1 line, 0 bad"
     assert page.locator(".preview tbody td").nth(3).inner_text() == "B > A"
     assert paste("\nprompt\ta\tb\tbest\nWhy?\tSo\tNo\ta") == "pasted.csv: 1 line, 0 bad"
     assert paste("Is it dry, or wet?\nWhy?") == "pasted.jsonl: 2 lines, 0 bad"
