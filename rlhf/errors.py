@@ -56,6 +56,10 @@ class UnusableContentError(InputError):
     """
 
 
+class MisreadError(InputError):
+    """A record that shows that others of its file are read wrongly: leaving it out is no help."""
+
+
 class ConfigError(InputError):
     """A setting is unknown or out of range."""
 

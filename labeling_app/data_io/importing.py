@@ -26,13 +26,14 @@ from labeling_app.db.imports.unfinished import (
     write_in_chunks,
 )
 from labeling_app.db.store import Store
-from rlhf.errors import InputError, UnusableContentError
+from rlhf.errors import InputError, MisreadError, UnusableContentError
 from rlhf.records.jsonl import BadLineError, Progress, parse_line
 from rlhf.records.wording import counted
 
 OnError = Literal["few", "skip", "stop"]
 SHOWN_ERRORS = 100
 SKIP_BAD_LINES = "add --on-error skip"
+NOTHING_STORED = "Nothing of the file was stored."
 FEW = 100  # fewer than one bad line in this many are few
 ENDING = re.compile(r"(?<=.)(\.(jsonl|ndjson|json|csv|tsv|parquet))?(\.gz)?$", re.IGNORECASE)
 Placed = tuple[str, Entry]
@@ -189,14 +190,15 @@ def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
         yield
     except InputError as error:
         problem = error.problem if isinstance(error, BadLineError) else f"{place}: {error.problem}"
+        if isinstance(error, MisreadError):
+            raise BadLineError(problem, f"{error.remedy} {NOTHING_STORED}") from None
         is_left_out = on_error == "skip" or (
             on_error == "few" and isinstance(error, UnusableContentError)
         )
         if not is_left_out:
             raise BadLineError(
                 problem,
-                f"{error.remedy} Nothing of the file was stored. To leave out bad lines, "
-                f"{SKIP_BAD_LINES}.",
+                f"{error.remedy} {NOTHING_STORED} To leave out bad lines, {SKIP_BAD_LINES}.",
             ) from None
         report.bad_lines += 1
         if len(report.first_bad) < SHOWN_ERRORS:
@@ -220,8 +222,8 @@ def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Re
         raise InputError(
             f"{path}: nothing to judge in {report.bad_lines:,} of {counted(report.lines, 'line')}, "
             f"the first: {report.first_bad[0]}",
-            f"They are left out only if they are fewer than 1 in {FEW}. Nothing of the file was "
-            f"stored. To leave out all bad lines, {SKIP_BAD_LINES}.",
+            f"They are left out only if they are fewer than 1 in {FEW}. {NOTHING_STORED} To leave "
+            f"out all bad lines, {SKIP_BAD_LINES}.",
         )
     if not num_good:
         reason = "no good line" if report.bad_lines else "no line"

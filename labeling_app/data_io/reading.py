@@ -35,11 +35,9 @@ SPLIT_NAMES: dict[str, Split] = {"train": "train", "test": "test"}
 SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 TABLES = (".csv", ".tsv")
 FILES = (".jsonl", ".ndjson", ".json", ".gz", ".parquet", *TABLES, *SPREADSHEETS)
-AS_CSV = (
-    "Save the sheet as CSV (Excel: File, Save As, CSV UTF-8), and import that file. If it is one "
-    "already, call it .csv."
-)
+AS_CSV = "Save the sheet as CSV (Excel: File, Save As, CSV UTF-8), and import that file."
 PACKED = b"PK\x03\x04"  # a zip file, which .xlsx is
+SAID_SEPARATOR = re.compile(r"(?i)sep=.\s*")
 SEPARATORS = (",", ";", "\t")  # of cells; the first wins where the head decides nothing
 SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")  # by `save_to_disk`
 BUILDERS = ("csv", "json", "parquet", "arrow", "cache")
@@ -129,7 +127,8 @@ def refuse_spreadsheet(name: str) -> None:
         InputError: it is one.
     """
     if name.lower().endswith(SPREADSHEETS):
-        raise InputError(f"{name} is a spreadsheet, which cannot be read", AS_CSV)
+        remedy = f"{AS_CSV} If it is one already, call it .csv."
+        raise InputError(f"{name} is a spreadsheet, which cannot be read", remedy)
 
 
 def _refuse_packed(path: Path) -> None:
@@ -138,8 +137,10 @@ def _refuse_packed(path: Path) -> None:
             raise InputError(f"{path} holds a spreadsheet or another packed file", AS_CSV)
 
 
-def _separator(head: str) -> str:
-    """What separates the cells of a table: what its first line has most of, outside of quotes."""
+def _separator(path: Path, head: str) -> str:
+    """What separates the cells of a table: what its head has most of, outside of quotes."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
     bare = re.sub(r'"[^"]*"', "", head)
     return max(SEPARATORS, key=bare.count)
 
@@ -148,17 +149,21 @@ def _csv_rows(path: Path, progress: Progress | None) -> Iterator[Row]:
     csv.field_size_limit(MAX_LINE)
     _refuse_packed(path)
     lines = read_text(path, newline="", progress=progress)
-    head = next(lines, "")
-    reader = csv.reader(chain([head], lines), delimiter=_separator(head), strict=True)
+    skipped = 0
+    # blank lines; and `sep=;`, which Excel puts before the head
+    while (head := next(lines, "")) and (not head.strip() or SAID_SEPARATOR.fullmatch(head)):
+        skipped += 1
+    reader = csv.reader(chain([head], lines), delimiter=_separator(path, head), strict=True)
     header: list[str] = []
-    first = 1
+    first = skipped + 1
     while True:
         try:
             cells = next(reader, None)
         except csv.Error as error:
             raise BadLineError(
                 f"{path}:{first}: not valid CSV ({error})",
-                "Quote texts that hold commas, quotes or line ends, and double the quotes in them.",
+                "Quote texts that hold separators, quotes or line ends, and double the quotes in "
+                "them.",
             ) from None
         if cells is None:
             return
@@ -169,7 +174,7 @@ def _csv_rows(path: Path, progress: Progress | None) -> Iterator[Row]:
             yield f"{path}:{first}", dict(zip(header, cells, strict=True)), None
         elif cells:  # a blank line has none
             yield f"{path}:{first}", _wrong_width(f"{path}:{first}", cells, header), None
-        first = reader.line_num + 1
+        first = skipped + reader.line_num + 1
 
 
 def _require_different(header: list[str], path: Path) -> None:
@@ -181,7 +186,7 @@ def _require_different(header: list[str], path: Path) -> None:
 def _wrong_width(place: str, cells: list[str], header: list[str]) -> BadLineError:
     return BadLineError(
         f"{place}: {counted(len(cells), 'cell')} under {counted(len(header), 'column')}",
-        f"Give one cell for each of {', '.join(header)}; quote texts that hold commas.",
+        f"Give one cell for each of {', '.join(header)}; quote texts that hold separators.",
     )
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reward.scoring.scorer import member_folders
+from reward.scoring.scorer import member_folders, members_in
 from rlhf.modeling.models import STAND_INS, is_reward_model, policy_folder
 from rlhf.run.rundir import RunDir
 
@@ -19,7 +19,7 @@ def find_folders(name: str) -> list[str]:
     run = RunDir(Path(name))
     stage = run.read_stage().get("stage")
     is_reward = stage == "reward" or (stage in STAND_INS and run.model.is_dir())
-    return member_folders(name if is_reward else policy_folder(name))
+    return member_folders(name) if is_reward else members_in(policy_folder(name))
 
 
 def is_scorer(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import statistics
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from reward.scoring.texts import PromptResponses, TextReward, load_text_reward
@@ -12,7 +13,7 @@ from rlhf.parallel.distributed import start_alone
 from rlhf.records.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_jsonl
 from rlhf.records.schema import Message, Prompt, Response
 
-TABLES = (".csv", ".parquet")
+TABLES = (".csv", ".tsv", ".parquet")
 
 
 def score_file(settings: ScoreSettings) -> dict[str, Any]:
@@ -69,9 +70,13 @@ def read_responses(path: Path) -> list[tuple[JsonObject, PromptResponses]]:
         InputError: the file does not exist, is a table or has no response.
         BadLineError: a line lacks its prompt or its responses.
     """
-    instead = f"Preferences are read by: rlhf score --rankings {path} --reward REWARD --out OUT"
+    file = quote(str(path))
+    instead = f"Preferences are read by: rlhf score --rankings {file} --reward REWARD --out OUT"
     if path.suffix.lower() in TABLES:
-        raise InputError(f"{path} is a table; FILE has one JSON object on each line", instead)
+        raise InputError(
+            f"{path} is a table; FILE has one JSON object with prompt and response on each line",
+            instead,
+        )
     found = []
     for place, text in read_lines(path):
         line = parse_line(text, place)

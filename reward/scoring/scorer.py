@@ -202,7 +202,11 @@ def member_folders(name: str) -> list[str]:
     Raises:
         InputError: its stage did not finish.
     """
-    folder = model_folder(name, "reward", "model")
+    return members_in(model_folder(name, "reward", "model"))
+
+
+def members_in(folder: str) -> list[str]:
+    """The folder of a model, and those of the other members if it is an ensemble."""
     others = sorted(Path(folder).glob(MEMBERS), key=lambda one: int(one.name.rpartition("-")[2]))
     return [folder, *map(str, others)]
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from reward.scoring.scorer import member_folders
+from reward.scoring.scorer import member_folders, members_in
 from reward.settings import RewardSettings
 from rlhf.config.paths import with_changes
 from rlhf.errors import ConfigError, InputError
@@ -24,9 +24,7 @@ def resolve_model(settings: RewardSettings) -> RewardSettings:
     """
     name = settings.model
     is_run = RunDir(Path(name)).read_stage().get("stage") == "reward"
-    folder, *others = (
-        member_folders(name) if is_run else member_folders(policy_folder(name, "--model"))
-    )
+    folder, *others = member_folders(name) if is_run else members_in(policy_folder(name, "--model"))
     if others:
         one = Path(name) / ("member-0" if is_run else "member-1")
         raise InputError(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from glob import escape
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn
 from uuid import uuid4
 
@@ -184,8 +185,8 @@ def _conversion(path: Path, *, is_packed: bool) -> str:
         encoding = "UTF-16" if file.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "LATIN1"
     if is_packed:
         ending = path.with_suffix("").suffix
-        return f"gunzip -c {path} | iconv -f {encoding} -t UTF-8 > converted{ending}"
-    return f"iconv -f {encoding} -t UTF-8 {path} > converted{path.suffix}"
+        return f"gunzip -c {quote(str(path))} | iconv -f {encoding} -t UTF-8 > converted{ending}"
+    return f"iconv -f {encoding} -t UTF-8 {quote(str(path))} > converted{path.suffix}"
 
 
 def _bounded(lines: Iterator[str], path: Path, packed_bytes: int | None) -> Iterator[str]:

@@ -23,9 +23,12 @@ def judge_in_words(judge: str) -> str:
     Args:
         judge: kind and name, with `OWN_JUDGE` after a comma if the policy was trained against it.
     """
-    if judge.startswith("reward model") and judge.endswith(OWN_JUDGE):
+    bare = judge.removesuffix(f", {OWN_JUDGE}")
+    if bare != judge and bare.startswith("reward model"):
         return "Its own reward model"
-    kind, _, name = judge.partition(" ")
-    if kind == "signal":
-        return f"The function {name.rpartition('.')[2]}".rstrip()  # reports may lack its name
-    return f"The {judge}"
+    kind, _, name = bare.partition("signal")
+    if bare != kind and kind in ("", "reward function "):
+        who = f"The function {name.lstrip(' :').rpartition('.')[2]}".rstrip()  # it may lack a name
+    else:
+        who = f"The {bare}"
+    return who if bare == judge else f"{who}, {OWN_JUDGE},"

@@ -9,11 +9,12 @@ a judgment and is not read makes the line a bad one: nothing that somebody judge
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
 from string import ascii_lowercase
 from typing import Any
 
-from labeling_app.data_io.fields import KEYS, OF_OUR_LINES
+from labeling_app.data_io.fields import KEYS, OF_OUR_LINES, refuse_misspelled
 from labeling_app.data_io.lines.names import (
     NUMBERED,
     PROMPTS,
@@ -21,14 +22,21 @@ from labeling_app.data_io.lines.names import (
     order,
     prompt_name,
     refuse_groups,
+    refuse_prompts,
 )
 from labeling_app.rankings.tiers import Tiers
-from rlhf.errors import InputError, UnusableContentError
+from rlhf.errors import InputError, MisreadError, UnusableContentError
 from rlhf.records.schema import JsonObject
 
 ANSWERS = ("answer", "response", "completion", "output")
 ANSWER = rf"({'|'.join(ANSWERS)})"
 PREFERRED = rf"(preferred|winner|preference|label|choice|chosen|better|best)([\s_-]*{ANSWER})?"
+# that may not be left unread, wherever they stand; `response_id` and `preferred_language` may
+LOST = (
+    rf"{ANSWER}s?([\s_-]*(\d+|[a-z]|left|right|text))?|rejected|"
+    rf"(prefer(red|ence)|winn(er|ing)|chosen|better|best)([\s_-]*({ANSWER}|model|name|side|id))*"
+)
+NUMBER = r"-?\d+(\.0)?"
 TIES = ("tie", "equal", "both")
 LISTED = ("responses", "response", "completion")  # fields of our own lines
 JUDGED = ("tiers", "pairs", "scores")
@@ -48,13 +56,16 @@ def with_answer_columns(value: JsonObject) -> JsonObject:
         InputError: a field that looks like an answer or a judgment is not read, or the names leave
             open what is the prompt, or which group of fields are the answers; or an unknown value
             says which one is preferred.
+        MisreadError: a number names none of the answers: the file may count them from 0.
         UnusableContentError: a judgment of fewer than two answers.
     """
     if _is_of_other_format(value):
+        _refuse_names_for_texts(value)
         return value
     columns = () if any(map(value.get, LISTED)) else _columns(value)
     if not columns:
         if "prompt" in value or "messages" in value:
+            refuse_misspelled(value)
             _refuse_unread(value)
         return value
     preferred = _preferred(value, columns)
@@ -80,6 +91,18 @@ def _is_of_other_format(value: JsonObject) -> bool:
     )
 
 
+def _refuse_names_for_texts(value: JsonObject) -> None:
+    """Check that `chosen` and `rejected` are not the names of answers in columns."""
+    if "chosen" in value and "rejected" in value and len(columns := _columns(value)) > 1:
+        ends = {_end(name) for name in columns}
+        if {_plain(str(value["chosen"])), _plain(str(value["rejected"]))} <= ends:
+            raise InputError(
+                f"chosen is {value['chosen']!r} and rejected {value['rejected']!r}, which name "
+                f"answers of {', '.join(columns)}",
+                "Call the column that names the better answer preferred, and remove the other.",
+            )
+
+
 def _is_filled(found: Any) -> bool:
     return bool(found.strip()) if isinstance(found, str) else found not in (None, [], {})
 
@@ -87,10 +110,13 @@ def _is_filled(found: Any) -> bool:
 def _columns(value: JsonObject) -> tuple[str, ...]:
     """The fields that hold answers, or would: a table has empty cells."""
     groups: dict[str, list[str]] = {}
+    letters = _letters(value)
     for name, found in value.items():
         numbered = NUMBERED.match(name.strip())
         low = name.strip().lower()
-        stem = "" if low and low in ascii_lowercase else numbered[1].lower() if numbered else None
+        stem = "" if low in letters else numbered[1].lower() if numbered else None
+        if stem in ANSWERS and not isinstance(found, str | None):
+            raise InputError(f"{name} must be text, found {found!r:.80}", "Write it in quotes.")
         if stem in ("", *ANSWERS) and isinstance(found, str | None):
             groups.setdefault(stem, []).append(name)
     if len(groups.get("", ())) < 2:  # a column `a` alone may be anything
@@ -104,6 +130,12 @@ def _columns(value: JsonObject) -> tuple[str, ...]:
     return tuple(sorted(ends and used[0], key=order))
 
 
+def _letters(names: Iterable[str]) -> list[str]:
+    """The letters that are names of fields, from `a` on without a gap."""
+    lows = {name.strip().lower() for name in names}
+    return list(takewhile(lows.__contains__, ascii_lowercase))
+
+
 def _end(name: str) -> str:
     """What tells an answer from the others: the end of its field's name, or the whole."""
     end = ending(name.strip()) or name.strip().lower()
@@ -115,7 +147,14 @@ def _prompt(value: JsonObject, others: Collection[str | None]) -> str:
     known = [name for name in value if name.lower() in PROMPTS]
     if known and not any(_is_filled(value[name]) for name in known):
         return known[0]
-    return prompt_name(value, NO_PROMPT | {name for name in others if name})
+    no_prompt = {name for name in value if name in others or name.lower() in NO_PROMPT}
+    if not known:  # told by the names alone, so that an empty cell changes nothing
+        texts = [name for name in value if isinstance(value[name], str | list | None)]
+        rest = [name for name in texts if name not in no_prompt]
+        if len(rest) != 1:
+            refuse_prompts(rest)
+        return rest[0]
+    return prompt_name(value, no_prompt)
 
 
 # --------------------------------------------------------------------------------- the judgment
@@ -147,6 +186,13 @@ def _judged(name: str, said: Any, columns: Sequence[str], given: Sequence[str]) 
             f"{name} is {said!r:.80}, and {empty} is empty", "Fill it in, or leave the line out."
         )
     tiers = _tiers(str(said), columns, given)
+    ends = {_end(one) for one in columns}
+    if tiers is None and _is_unknown_number(str(said), ends):
+        raise MisreadError(
+            f"{name} is {said!r:.80}, and the answers are numbered {', '.join(sorted(ends))}",
+            f"If {name} counts from 0, add 1 to every number of the file; if it is a rating, "
+            "rename it.",
+        )
     if tiers is None:
         ties = TIES if len(given) == 2 else TIES[:2]  # both of three leaves open which
         raise InputError(
@@ -173,9 +219,16 @@ def _tiers(said: str, columns: Sequence[str], given: Sequence[str]) -> Tiers | N
     return None
 
 
+def _is_unknown_number(said: str, ends: Collection[str]) -> bool:
+    """Whether a number is none of those that the answers have, so that these may be others."""
+    is_numbered = all(end.isdecimal() for end in ends)
+    is_number = re.fullmatch(NUMBER, said.strip()) is not None
+    return is_numbered and is_number and _plain(said) not in ends
+
+
 def _plain(text: str) -> str:
-    """`Answer A` as `answera`, and `2.0`, as spreadsheets write numbers, as `2`."""
-    return re.sub(r"[\s_-]", "", text).lower().removesuffix(".0")
+    """`Answer A` as `answera`, and `2.0`, as spreadsheets write numbers, as `2`; `-1` stays."""
+    return re.sub(r"(?<=[a-z])[\s_-]+", "", text.strip().lower()).removesuffix(".0")
 
 
 # ------------------------------------------------------------------------------- what is not read
@@ -197,11 +250,9 @@ def _refuse_unread(rest: JsonObject) -> None:
 def _is_lost(name: str, found: Any, rest: JsonObject) -> bool:
     if not _is_filled(found):
         return False
-    if name == "label":
-        return "completion" not in rest  # of trl's unpaired preferences
-    if name in OF_OUR_LINES:
-        return False
     low = name.strip().lower()
-    if _says_preferred(low) or low == "rejected" or low.startswith(("prefer", "winner")):
-        return True
-    return low.startswith(ANSWERS) and not isinstance(found, int | float)
+    if low == "label":  # beside a prompt alone it may say anything
+        return len(rest.get("responses") or ()) > 1
+    if name in OF_OUR_LINES or re.fullmatch(LOST, low) is None:
+        return False
+    return _says_preferred(low) or not isinstance(found, int | float)

@@ -4,7 +4,8 @@ Where names leave it open, a line is refused: a guess would turn people's judgme
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import NoReturn
 
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import JsonObject
@@ -76,15 +77,25 @@ def prompt_name(fields: JsonObject, names: Collection[str]) -> str:
         for name, value in fields.items()
         if name not in names and isinstance(value, str | list) and value and not is_items(value)
     }
-    known = [name for name in rest if name.lower() in PROMPTS]
+    known = [name for name in rest if name in PROMPTS]
+    known = known or [name for name in rest if name.lower() in PROMPTS]
     if not known and len(rest) == 1:
         known = list(rest)
     if len(known) != 1:
-        raise InputError(
-            f"Which of the fields {sorted(rest)} is the prompt?",
-            f"Call it prompt, and leave no other called {', '.join(PROMPTS[1:])}.",
-        )
+        refuse_prompts(rest)
     return known[0]
+
+
+def refuse_prompts(names: Iterable[str]) -> NoReturn:
+    """Refuse fields of which none or several may be the prompt.
+
+    Raises:
+        InputError: always.
+    """
+    raise InputError(
+        f"Which of the fields {sorted(names)} is the prompt?",
+        f"Call it prompt, and leave no other called {', '.join(PROMPTS[1:])}.",
+    )
 
 
 def is_items(value: object) -> bool:

@@ -126,6 +126,8 @@ def test_a_pasted_array_is_an_export_and_not_prompts(lead):
     assert page.locator(".preview tbody td").nth(3).inner_text() == "B > A"
     assert paste("\nprompt\ta\tb\tbest\nWhy?\tSo\tNo\ta") == "pasted.csv: 1 line, 0 bad"
     assert paste("Is it dry, or wet?\nWhy?") == "pasted.jsonl: 2 lines, 0 bad"
+    assert paste("Question, what is 2+2?\nWhy?") == "pasted.jsonl: 2 lines, 0 bad"
+    assert paste("Fix:\tfoo()\nWhy?") == "pasted.jsonl: 2 lines, 0 bad"
     assert paste(f"{json.dumps(exported)[:-1]} 3]").startswith("pasted.json: item 3: a comma is")
 
 

@@ -16,14 +16,15 @@ function parsed(text) {
   try { return JSON.parse(text); } catch { return undefined; }
 }
 
-// Whether the first line is the head of a table: cells that a tab separates, as those copied from a spreadsheet, or
-// names of columns, one of them for prompts. The server tells which separator it is.
+// Whether the first line is the head of a table: short names of columns, one of them for prompts, that tabs separate,
+// as in cells copied from a spreadsheet, or commas or semicolons. The server tells which of these it is.
 const PROMPT = /^(prompt|instruction|question|input|query|context)$/i;
 function isTable(text) {
   const [head, ...rest] = text.trim().split('\n');
-  if (!rest.length || /^[[{]/.test(head)) return false;
   const cells = head.split(/[,;\t]/).map(name => name.trim().replace(/^"(.*)"$/, '$1'));
-  return head.includes('\t') || (cells.length > 1 && cells.some(name => PROMPT.test(name)));
+  const areNames = cells.length > 1 && cells.every(name => name.length <= 40 && !/[?.!]/.test(name));
+  const isEven = head.includes('\t') && rest.every(line => !line || line.split('\t').length === cells.length);
+  return rest.length > 0 && areNames && (isEven || cells.some(name => PROMPT.test(name)));
 }
 
 // A table; one JSON array or object; or lines: those that are no JSON are prompts. An array stays as it is,

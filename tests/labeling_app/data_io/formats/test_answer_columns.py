@@ -105,7 +105,54 @@ def test_a_line_with_answers_has_what_our_own_lines_have():
     assert entry.ignored == ("topic",)
 
 
+def test_of_two_names_for_prompts_the_one_in_lower_case_is_meant():
+    entry = read_entry({**A_OR_B, "Context": "x"}, Defaults())
+    assert (entry.prompt.text, entry.ignored) == ("Hi?", ("Context",))
+
+
+def test_only_letters_from_a_on_without_a_gap_are_answers():
+    numbered = {"no": "1", "prompt": "Hi?", "a": "one", "b": "two", "best": "b"}
+    entry = read_entry(numbered, Defaults())
+    assert judged(entry) == [[["two"], ["one"]]]
+    assert entry.ignored == ("no",)
+    for names in (("de", "hi"), ("n", "k"), ("b", "c")):
+        entry = read_entry({"prompt": "Hi?", **dict.fromkeys(names, "x")}, Defaults())
+        assert (entry.responses, set(entry.ignored)) == ((), set(names))
+
+
+@pytest.mark.parametrize("said", ["0", "-1", "3", " -2.0 "])
+def test_a_number_of_no_answer_stops_an_import_that_leaves_out_bad_lines(said, tmp_path, refused):
+    path = tmp_path / "in.csv"
+    rows = [f"Q{n},yes,no,{label}" for n, label in enumerate(["1", "2", said])]
+    path.write_text("\n".join(["prompt,answer_1,answer_2,label", *rows]))
+    message = refused("import", path, "--db", tmp_path / "new.db", "--on-error", "skip")
+    assert f"{path}:4: label is {said!r}, and the answers are numbered 1, 2" in message
+    assert "If label counts from 0, add 1 to every number of the file" in message
+    assert "Nothing of the file was stored." in message
+    assert "--on-error skip" not in message
+    assert not (tmp_path / "new.db").exists()
+
+
+@pytest.mark.parametrize("container", ["csv", "jsonl"])
+def test_an_empty_prompt_is_not_replaced_by_another_field(container, tmp_path, refused):
+    rows = [("Wozu?", "Physik"), ("", "Physik")]
+    names = ("Frage", "Thema", "answer_a", "answer_b")
+    lines = [dict(zip(names, (*row, "x", "y"), strict=True)) for row in rows]
+    path = tmp_path / f"in.{container}"
+    if container == "csv":
+        path.write_text("\n".join(map(",".join, [names, *((*row, "x", "y") for row in rows)])))
+    else:
+        path.write_text("\n".join(map(json.dumps, lines)))
+    said = refused("import", path, "--db", tmp_path / "new.db")
+    assert "Which of the fields ['Frage', 'Thema'] is the prompt?" in said
+    with pytest.raises(InputError, match=r"Which of the fields \[\] is the prompt"):
+        read_entry({"ID": "17", "answer_a": "x", "answer_b": "y"}, Defaults())
+
+
 UNKNOWN = {
+    "an answer that is a number": ({**A_OR_B, "answer_b": 6}, "answer_b must be text, found 6"),
+    "names for texts": ({**A_OR_B, "chosen": "a", "rejected": "b"}, "which name answers of ans"),
+    "other capitals": ({"prompt": "Hi?", "Chosen": "x", "Rejected": "y"}, "Unknown key 'Chosen'"),
     "a word": ({**A_OR_B, "preferred": "maybe"}, "preferred is 'maybe', which names none of the"),
     # 0 and 1, or 1 and 2: a guess would turn judgments around
     "a number for a letter": ({**A_OR_B, "label": 1}, "label is 1, which names none of the"),
@@ -149,9 +196,9 @@ def test_an_answer_or_judgment_that_would_be_lost_is_refused(name, tmp_path, ref
 
 def test_all_that_would_be_lost_is_named(tmp_path, refused):
     path = tmp_path / "in.csv"
-    path.write_text("prompt,answer,answer_long,winner\nHi?,yes,yes indeed,long\n")
+    path.write_text("prompt,answer,answer_text,winner\nHi?,yes,yes indeed,long\n")
     said = refused("import", path, "--db", tmp_path / "new.db")
-    assert "answer, answer_long, winner look like answers or judgments, and would not" in said
+    assert "answer, answer_text, winner look like answers or judgments, and would not" in said
 
 
 @pytest.mark.parametrize(
@@ -161,6 +208,9 @@ def test_all_that_would_be_lost_is_named(tmp_path, refused):
         {"prompt": "Hi?", "responses": ["yes", "no"], "tiers": [[0], [1]], "output": "x"},
         {"prompt": "Hi?", "response": "yes", "completion_tokens": 7, "winner": None},
         {"prompt": "Hi?", "completion": "yes", "label": True},
+        {"prompt": "Hi?", "response": "yes", "response_id": "r1", "response_time_ms": "900"},
+        {"prompt": "Hi?", "response": "yes", "output_tokens": "7", "response_format": "json"},
+        {"prompt": "Hi?", "preferred_language": "de", "label": "spam"},
         {"prompt": "Hi?", "a": "yes"},
         {"prompt": "Hi?", "a": 1, "b": 2},
     ],

@@ -27,6 +27,23 @@ def test_tab_separated_values_are_a_table(tmp_path: Path, run_json) -> None:
     assert Uploads(100).begin("lea", "Answers.TSV", 10).path.suffix == ".tsv"
 
 
+def test_a_tsv_of_one_column_keeps_its_commas(tmp_path: Path) -> None:
+    path = tmp_path / "in.tsv"
+    path.write_text("prompt\nWrite a poem, please; now\n")
+    assert [row for _, row, _ in read_rows(path, Part())] == [
+        {"prompt": "Write a poem, please; now"}
+    ]
+
+
+@pytest.mark.parametrize("before", ["\n", "sep=;\n", "\r\nSEP=;\r\n"])
+def test_what_stands_before_the_head_is_skipped_and_lines_are_counted(before, tmp_path: Path):
+    path = tmp_path / "in.csv"
+    path.write_text(f"{before}prompt;answer_a\nQ, or?;yes\n", newline="")
+    [(place, row, _)] = read_rows(path, Part())
+    assert place == f"{path}:{before.count(chr(10)) + 2}"
+    assert row == {"prompt": "Q, or?", "answer_a": "yes"}
+
+
 def test_a_table_of_one_column_keeps_its_texts(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text("prompt\nWhy; and how?\n")
