@@ -73,10 +73,7 @@ def read_responses(path: Path) -> list[tuple[JsonObject, PromptResponses]]:
     file = quote(str(path))
     instead = f"Preferences are read by: rlhf score --rankings {file} --reward REWARD --out OUT"
     if path.suffix.lower() in TABLES:
-        raise InputError(
-            f"{path} is a table; FILE has one JSON object with prompt and response on each line",
-            instead,
-        )
+        raise InputError(f"{path} is a table; FILE has one JSON object on each line", instead)
     found = []
     for place, text in read_lines(path):
         line = parse_line(text, place)
