@@ -31,7 +31,7 @@ from rlhf.records.schema import JsonObject
 ANSWERS = ("answer", "response", "completion", "output")
 ANSWER = rf"({'|'.join(ANSWERS)})"
 PREFERRED = rf"(preferred|winner|preference|label|choice|chosen|better|best)([\s_-]*{ANSWER})?"
-# that may not be left unread, wherever they stand; `response_id` and `preferred_language` may
+# names of fields that must not be left unread; `response_id` and `preferred_language` may be
 LOST = (
     rf"{ANSWER}s?([\s_-]*(\d+|[a-z]|left|right|text))?|rejected|"
     rf"(prefer(red|ence)|winn(er|ing)|chosen|better|best)([\s_-]*({ANSWER}|model|name|side|id))*"
@@ -93,14 +93,17 @@ def _is_of_other_format(value: JsonObject) -> bool:
 
 def _refuse_names_for_texts(value: JsonObject) -> None:
     """Check that `chosen` and `rejected` are not the names of answers in columns."""
-    if "chosen" in value and "rejected" in value and len(columns := _columns(value)) > 1:
-        ends = {_end(name) for name in columns}
-        if {_plain(str(value["chosen"])), _plain(str(value["rejected"]))} <= ends:
-            raise InputError(
-                f"chosen is {value['chosen']!r} and rejected {value['rejected']!r}, which name "
-                f"answers of {', '.join(columns)}",
-                "Call the column that names the better answer preferred, and remove the other.",
-            )
+    if not ("chosen" in value and "rejected" in value):
+        return
+    letters = _letters(value)
+    columns = [name for name in value if _stem(name, letters) in ("", *ANSWERS)]
+    said = {_plain(str(value[name])) for name in ("chosen", "rejected")}
+    if said <= {_end(name) for name in columns}:
+        raise InputError(
+            f"chosen is {value['chosen']!r} and rejected {value['rejected']!r}, which name "
+            f"answers of {', '.join(columns)}",
+            "Call the column that names the better answer preferred, and remove the other.",
+        )
 
 
 def _is_filled(found: Any) -> bool:
@@ -112,9 +115,7 @@ def _columns(value: JsonObject) -> tuple[str, ...]:
     groups: dict[str, list[str]] = {}
     letters = _letters(value)
     for name, found in value.items():
-        numbered = NUMBERED.match(name.strip())
-        low = name.strip().lower()
-        stem = "" if low in letters else numbered[1].lower() if numbered else None
+        stem = _stem(name, letters)
         if stem in ANSWERS and not isinstance(found, str | None):
             raise InputError(f"{name} must be text, found {found!r:.80}", "Write it in quotes.")
         if stem in ("", *ANSWERS) and isinstance(found, str | None):
@@ -128,6 +129,14 @@ def _columns(value: JsonObject) -> tuple[str, ...]:
     if len(used) > 1 or len(set(ends)) < len(ends):
         refuse_groups(used)
     return tuple(sorted(ends and used[0], key=order))
+
+
+def _stem(name: str, letters: Sequence[str]) -> str | None:
+    """The name without its number, letter or side; None if it has none."""
+    if name.strip().lower() in letters:
+        return ""
+    numbered = NUMBERED.match(name.strip())
+    return numbered[1].lower() if numbered else None
 
 
 def _letters(names: Iterable[str]) -> list[str]:

@@ -208,6 +208,8 @@ def test_all_that_would_be_lost_is_named(tmp_path, refused):
         {"prompt": "Hi?", "responses": ["yes", "no"], "tiers": [[0], [1]], "output": "x"},
         {"prompt": "Hi?", "response": "yes", "completion_tokens": 7, "winner": None},
         {"prompt": "Hi?", "completion": "yes", "label": True},
+        {"prompt": "Hi?", "chosen": "yes", "rejected": "no", "response_1": 3, "response_2": 5},
+        {"prompt": "Hi?", "chosen": "x", "rejected": "y", "a": "x", "b": "y", "output_1": "x"},
         {"prompt": "Hi?", "response": "yes", "response_id": "r1", "response_time_ms": "900"},
         {"prompt": "Hi?", "response": "yes", "output_tokens": "7", "response_format": "json"},
         {"prompt": "Hi?", "preferred_language": "de", "label": "spam"},
