@@ -17,6 +17,7 @@ from policies.reference.shards import ReferenceRow, TopTokens, write_shard
 from policies.rewards import Reward, load_reward
 from policies.sampling.engines import FrozenModel, new_sampler
 from policies.sampling.generate import Sample, Sampler, cut_at_end_token
+from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.chat_template import END_TOKENS, end_token_ids
 from rlhf.modeling.log_probs import (
     SCORE_BATCH,
@@ -85,6 +86,7 @@ def load_models(
         tensor_parallel=settings.sampling.engine_tensor_parallel,
     )
     model = load_causal_lm(path, held=sharding.held(trained=False)).eval()
+    pack_prefixes(model)
     model_copy = GatheredModel(model, accelerator.device, is_copy=sharding.shards_weights)
     shard_frozen(accelerator, model, sharding, exact=True)
     if settings.reward is None:

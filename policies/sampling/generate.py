@@ -183,7 +183,8 @@ def _sample_batch(
     generate: Any = model.generate
     pad_id = int(config.pad_token_id)
     with accelerator.autocast(), float32_logits(model, frozen=True):
-        batch, cache = prefill(model, prompts, pad_id, accelerator.device)
+        new_tokens = int(config.max_new_tokens)
+        batch, cache = prefill(model, prompts, pad_id, accelerator.device, new_tokens)
         output = generate(
             input_ids=batch.ids,
             attention_mask=batch.mask.long(),

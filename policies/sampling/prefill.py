@@ -8,38 +8,42 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from policies.sampling.kv_cache import new_cache
 from rlhf.modeling.attention.layout import common_prefix_length
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, other_attention
 from rlhf.modeling.tokens import TokenBatch, join, pad_left
 
 
 def prefill(
-    model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int, device: torch.device
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    pad_id: int,
+    device: torch.device,
+    new_tokens: int,
 ) -> tuple[TokenBatch, DynamicCache | None]:
-    """The padded prompts (N, P), and a cache of what they share, where that saves enough.
+    """The padded prompts (N, P), and a cache for `generate`; None where it has to make its own.
 
-    Shared are the prefix of all prompts and, of a prompt that stands several times, all tokens but
-    the last. With a common prefix, padding stands after it.
+    The cache holds what the prompts share, where reading that once saves enough: the prefix of all
+    prompts and, of a prompt that stands several times, all tokens but the last. With a common
+    prefix, padding stands after it. `new_tokens`: so many are sampled at most.
     """
+    padded, cache = pad_left(prompts, pad_id).to(device), new_cache(model, new_tokens)
     length, each_once = shared_parts(prompts)
-    if not (length or each_once) or other_attention(model.config):
-        return pad_left(prompts, pad_id).to(device), None
-    rows, cache = _pad_after(length, prompts, pad_id).to(device), None
+    if cache is None or not (length or each_once) or other_attention(model.config):
+        return padded, cache
+    rows = _pad_after(length, prompts, pad_id).to(device)
     if length:
         prefix = TokenBatch(rows.ids[:1, :length], rows.mask[:1, :length])
-        if (cache := _read(model, prefix)) is None:
-            return pad_left(prompts, pad_id).to(device), None
+        if not _read(model, prefix, cache):
+            return padded, None
     if not each_once:
-        assert cache is not None
         cache.batch_repeat_interleave(len(prompts))
         return rows, cache
     places = {ids: place for place, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
     different = _pad_after(length, list(places), pad_id).to(device)
-    if cache is not None:
-        cache.batch_repeat_interleave(len(places))
-    but_last = TokenBatch(different.ids[:, :-1], different.mask[:, :-1])
-    if (cache := _read(model, but_last, cache)) is None:
-        return pad_left(prompts, pad_id).to(device), None
+    cache.batch_repeat_interleave(len(places))  # does nothing where it is empty
+    if not _read(model, TokenBatch(different.ids[:, :-1], different.mask[:, :-1]), cache):
+        return padded, None
     cache.batch_select_indices(torch.tensor([places[tuple(one)] for one in prompts], device=device))
     return rows, cache
 
@@ -70,14 +74,11 @@ def _pad_after(length: int, prompts: Sequence[Sequence[int]], pad_id: int) -> To
     return join(TokenBatch(prefix, torch.ones_like(prefix, dtype=torch.bool)), rests)
 
 
-def _read(
-    model: PreTrainedModel, batch: TokenBatch, cache: DynamicCache | None = None
-) -> DynamicCache | None:
-    """Keys and values of a batch whose first columns are in the cache; None if it has no such."""
-    done = 0 if cache is None else cache.get_seq_length()
+def _read(model: PreTrainedModel, batch: TokenBatch, cache: DynamicCache) -> bool:
+    """Add a batch, whose first columns the cache holds, to it; whether the model did so."""
+    done = cache.get_seq_length()
     inputs = batch.model_inputs
     for name in ("input_ids", "position_ids"):
         inputs[name] = inputs[name][:, done:]
-    outputs = model(**inputs | {"use_cache": True}, past_key_values=cache, logits_to_keep=1)
-    found = getattr(outputs, "past_key_values", None)
-    return found if isinstance(found, DynamicCache) else None
+    model(**inputs | {"use_cache": True}, past_key_values=cache, logits_to_keep=1)
+    return int(cache.get_seq_length()) == batch.ids.shape[1]

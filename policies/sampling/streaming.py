@@ -16,6 +16,7 @@ from policies.sampling.generate import (
     encode_prompts,
     generation_config,
 )
+from policies.sampling.kv_cache import new_cache
 from policies.sampling.responses import as_response
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import end_token_ids
@@ -82,6 +83,7 @@ class LocalModel:
             self.model.generate(
                 input_ids=batch.ids,
                 attention_mask=batch.mask.long(),
+                past_key_values=new_cache(self.model, self.sampling.max_new_tokens),
                 generation_config=generation_config(self.tokenizer, self.sampling),
                 streamer=streamer,
                 stopping_criteria=StoppingCriteriaList([_Stop(streamer)]),

@@ -190,7 +190,7 @@ def count_operations(
     if stage in ("reward", "reward_lora"):
         return _reward(sizes, cost, amount)
     if stage == "reference":
-        return _reference(cost, amount)
+        return _reference(sizes, cost, amount)
     if stage == "sft":
         return _sft(cost, amount)
     if stage in ("dpo", "dpo_lora"):
@@ -251,11 +251,19 @@ def _reward(sizes: Matrices, cost: Costs, amount: Amount) -> Operations:
     )
 
 
-def _reference(cost: Costs, amount: Amount) -> Operations:
-    """Every response is sampled, then read by the original model and by the reward model."""
-    rows = (amount.prompts + amount.held_out) * amount.samples
-    scored = 2 * cost.read + cost.logits
-    return Operations({"sampling": rows * cost.sampled, "scoring": rows * scored}, {})
+def _reference(sizes: Matrices, cost: Costs, amount: Amount) -> Operations:
+    """Every prompt is read once for its s responses: to sample them, and by both models.
+
+    A sampled token is multiplied with all tokens before it.
+    """
+    prompts, prompt = amount.prompts + amount.held_out, amount.prompt_tokens
+    own, response = amount.samples * amount.response_tokens, amount.response_tokens
+    sampled = trunk_flops(sizes, prompt + own, prompt**2 + own * (prompt + response / 2))
+    read = trunk_flops(sizes, prompt + own, prompt**2 + own * (prompt + response))
+    logits = amount.samples * cost.logits
+    return Operations(
+        {"sampling": prompts * (sampled + logits), "scoring": prompts * (2 * read + logits)}, {}
+    )
 
 
 def _ppo(cost: Costs, amount: Amount, *, has_adapters: bool) -> Operations:

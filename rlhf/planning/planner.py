@@ -261,11 +261,8 @@ def part_of_vocabulary(shape: Shape) -> str:
 
 
 def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:
-    """Keys and values of `tokens` positions: L·k·(4 + 4), with bf16 L·k·(4 + 2).
-
-    Rotary embeddings are float32 here: under autocast keys stay float32, values are bf16.
-    """
-    return float(shape.layers * shape.key_width * tokens * (FP32 + (BF16 if bf16 else FP32)))
+    """Keys and values of `tokens` positions: L·k·(4 + 4), with bf16 L·k·(2 + 2)."""
+    return float(shape.layers * shape.key_width * tokens * 2 * (BF16 if bf16 else FP32))
 
 
 def trained_items(

@@ -177,7 +177,7 @@ def test_logits_and_cache_by_hand() -> None:
     whole = replace(large, whole_logits=True)
     assert planner.block_bytes(whole, 5) == (2 * 4096 + 100_000) * 4 * 5
     assert planner.block_bytes(whole, 5, backward=True) == (2 * 4096 + 2 * 100_000) * 4 * 5
-    assert planner.kv_cache_bytes(SHAPE, 7, bf16=True) == 2 * 4 * 7 * 6
+    assert planner.kv_cache_bytes(SHAPE, 7, bf16=True) == 2 * 4 * 7 * 4
     assert planner.kv_cache_bytes(SHAPE, 7, bf16=False) == 2 * 4 * 7 * 8
 
 

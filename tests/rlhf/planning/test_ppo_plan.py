@@ -41,7 +41,7 @@ def test_three_models_and_no_reference() -> None:
         "critic: activations": 2 * 8 * 2 * LAYER_BYTES,
         "critic: layer at work": 2 * 8 * LAYER_BYTES,
     }
-    assert sizes(plan, "sampling")["keys and values"] == 2 * 4 * (4 * 8) * 6
+    assert sizes(plan, "sampling")["keys and values"] == 2 * 4 * (4 * 8) * 4
 
 
 def test_pretraining_texts_pass_through_the_policy_alone() -> None:
