@@ -37,8 +37,10 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def command_ending_with_parent(command: Sequence[str]) -> list[str]:
-    """The words that start a command for which `end_with_parent` holds.
+def command_ending_with_parent(
+    command: Sequence[str], by: signal.Signals = signal.SIGTERM
+) -> list[str]:
+    """The words that start a command for which `end_with_parent` holds, with this signal.
 
     A small interpreter says so and becomes the command. `preexec_fn` could say it as well, but runs
     Python after the fork, which may crash where other threads are at work.
@@ -46,7 +48,7 @@ def command_ending_with_parent(command: Sequence[str]) -> list[str]:
     if sys.platform != "linux":
         return [*command]
     program = (
-        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGTERM:d}); "
+        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {by:d}); "
         "os.execvp(sys.argv[1], sys.argv[1:])"
     )
     return [sys.executable, "-I", "-S", "-c", program, *command]

@@ -1,4 +1,4 @@
-"""What the experiments share: `rlhf` commands that remember, ranked data, and results as files.
+"""What the experiments share: configurations, ranked data, and results as files.
 
 Every experiment is one command, `python -m examples.evidence.FOLDER.NAME`, typed in the root of the
 repository. It reads NAME.yaml beside NAME.py, works in runs/evidence/NAME, goes on where it was
@@ -11,14 +11,12 @@ import inspect
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +26,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from examples.evidence.commands import Config, flags, rlhf
 from labeling_app.db.store import Store
 from labeling_app.rankings.tiers import tiers_of_scores
 from policies.ppo.settings import PPOSettings
 from reward.settings import RewardSettings
-from rlhf.cli import main
 from rlhf.config import merge
 from rlhf.config.paths import with_new_names
 from rlhf.endpoints.signals import Signal, load_signal
@@ -41,13 +39,11 @@ from rlhf.records.jsonl import new_folder, read_jsonl, write_json, write_jsonl
 from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import Message, RankedPrompt, Ranking, Response
 from rlhf.run.provenance import describe_environment
-from rlhf.run.rundir import RunDir
 
 PACKAGES = ("torch", "transformers", "trl")
 SETTINGS = {"ppo": PPOSettings, "reward": RewardSettings}  # of parts whose names have changed
 SHOWN_N = (2, 4, 8, 16)  # rows of best-of-n in a table; results hold, and plots show, all
 
-Config = dict[str, Any]
 Table = list[list[str]]
 
 
@@ -151,58 +147,6 @@ def empty_plot(x: str, start: float) -> tuple[Figure, Axes]:
     text = {"color": "#64748b", "fontsize": 8}
     axes.annotate("original model", (1, start), xycoords=right, **place, **text)
     return figure, axes
-
-
-def rlhf(*arguments: str | Path | float) -> Config:
-    """Run one command and return what it found.
-
-    Raises:
-        SystemExit: it failed; its own message is on stderr.
-    """
-    print("rlhf", *arguments, file=sys.stderr)
-    words = [*map(str, arguments), "--json"]
-    code, output = (as_group if "--processes" in words else in_here)(words)
-    if code:
-        raise SystemExit(code)
-    result: Config = json.loads(output.splitlines()[-1])
-    return result
-
-
-def in_here(words: list[str]) -> tuple[int, str]:
-    """Exit status and stdout of a command in this process, which has torch loaded."""
-    output = StringIO()
-    with redirect_stdout(output):
-        return main(words), output.getvalue()
-
-
-def as_group(words: list[str]) -> tuple[int, str]:
-    """The same of a command that starts several processes; they end before this one does."""
-    command = [sys.executable, "-m", "rlhf.cli", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as group:
-        try:
-            output, _ = group.communicate()
-        except KeyboardInterrupt:
-            group.terminate()
-            group.wait()
-            raise
-    return group.returncode, output
-
-
-def stage(out: Path, *arguments: str | Path | float) -> Config:
-    """Run a stage, go on with it, or find it done by the same settings; return its whole report."""
-    rlhf(*arguments, "--out", out, "--resume")
-    return RunDir(out).read_report()
-
-
-def flags(settings: Config) -> list[str]:
-    """Settings of a configuration as flags: {"kl.coefficient": 0.2} → --kl.coefficient 0.2.
-
-    A setting that is true becomes its flag alone.
-    """
-    named = [("--" + name.replace("_", "-"), value) for name, value in settings.items()]
-    return [
-        word for name, value in named for word in ((name,) if value is True else (name, str(value)))
-    ]
 
 
 def sampled_prompts(config: Config) -> list[RankedPrompt]:

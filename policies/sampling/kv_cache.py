@@ -19,7 +19,7 @@ def new_cache(model: PreTrainedModel, new_tokens: int) -> DynamicCache | None:
 
     `new_tokens`: so many are sampled at most.
     """
-    if not model._supports_default_dynamic_cache():
+    if not model._supports_default_dynamic_cache():  # type: ignore[operator]
         return None
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     if any(type(layer) is not DynamicLayer for layer in cache.layers):
@@ -37,7 +37,7 @@ class RoomyLayer(DynamicLayer):
     """
 
     def __init__(self, room: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.room = room
         self._kept: dict[str, Tensor] = {}  # the larger tensors
         self._views: dict[str, Tensor] = {}
@@ -56,18 +56,18 @@ class RoomyLayer(DynamicLayer):
             value_states = value_states.to(torch.get_autocast_dtype(device))
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys = self._append("keys", self.keys, key_states)
-        self.values = self._append("values", self.values, value_states)
-        return self.keys, self.values
+        self.keys = keys = self._append("keys", self.keys, key_states)
+        self.values = values = self._append("values", self.values, value_states)
+        return keys, values
 
-    def _append(self, name: str, old: Tensor, new: Tensor) -> Tensor:
-        length = old.shape[2] if old.numel() else 0
+    def _append(self, name: str, old: Tensor | None, new: Tensor) -> Tensor:
+        length = 0 if old is None or not old.numel() else old.shape[2]
         total = length + new.shape[2]
         kept = self._kept.get(name)
         if kept is None or self._views[name] is not old or total > kept.shape[2]:
             batch, heads, _, size = new.shape
             kept = self._kept[name] = new.new_empty(batch, heads, total + self.room, size)
-            if length:
+            if old is not None and length:
                 kept[:, :, :length] = old
         kept[:, :, length:total] = new
         self._views[name] = kept[:, :, :total]

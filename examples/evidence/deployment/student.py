@@ -6,16 +6,19 @@ gain in gold reward that the student keeps, the win rate of the int8 policy agai
 the tokens per second of the student over those of its teacher at each batch size.
 """
 
+from functools import partial
 from pathlib import Path
 
-from examples.evidence.experiment import Config, Table, flags, interval, rlhf, run, signed, stage
+from examples.evidence.commands import Config, at_once, flags, rlhf, stage
+from examples.evidence.experiment import Table, interval, run, signed
 from rlhf.errors import InputError
 from rlhf.run.rundir import RunDir
 
 
 def measure(config: Config, out: Path) -> Config:
-    """Distill, quantize, evaluate and time for every seed."""
-    return {"runs": [measure_seed(config, out, seed) for seed in config["seeds"]]}
+    """Distill, quantize, evaluate and time for every seed; nothing else runs while one is timed."""
+    kept = at_once(*(partial(measure_seed, config, out, seed) for seed in config["seeds"]))
+    return {"runs": [one | {"speed": time_seed(config, out, one["seed"])} for one in kept]}
 
 
 def measure_seed(config: Config, out: Path, seed: int) -> Config:
@@ -24,7 +27,7 @@ def measure_seed(config: Config, out: Path, seed: int) -> Config:
     Raises:
         InputError: there is no such policy.
     """
-    of = Path(config["runs"].format(seed))
+    of = quickstart(config, seed)
     if not (of / "ppo" / "report.json").is_file():
         raise InputError(
             f"There is no run of the quickstart in {of}",
@@ -32,9 +35,8 @@ def measure_seed(config: Config, out: Path, seed: int) -> Config:
             f"--config examples/quickstart/signal.yaml --seed {seed} --out {of.parent}",
         )
     policy, prompts = of / "ppo", of / "rankings"
-    outputs, student, evaluated, int8, speed = (
-        out / f"{kind}-{seed}"
-        for kind in ("teacher-outputs", "distill", "evaluate", "int8", "benchmark")
+    outputs, student, evaluated, int8 = (
+        out / f"{kind}-{seed}" for kind in ("teacher-outputs", "distill", "evaluate", "int8")
     )
     how = ["--seed", seed, *flags(config["teacher_outputs"])]
     stage(outputs, "reference", "--model", policy / "policy", "--prompts", prompts, *how)
@@ -46,8 +48,6 @@ def measure_seed(config: Config, out: Path, seed: int) -> Config:
     base = [policy, "--prompts", prompts, "--seed", seed]
     base += ["--reward", f"signal:{config['gold']}"]
     quantized = once(int8, "quantize", *base, *flags(config["quantize"]))
-    how = ["--seed", seed, *(word for one in config["benchmark"].items() for word in listed(*one))]
-    timed = once(speed, "benchmark", policy, student, *how)
     return {
         "seed": seed,
         "kept": report["student"]["gain"]["gold"],
@@ -55,8 +55,20 @@ def measure_seed(config: Config, out: Path, seed: int) -> Config:
         "gold": {side: found["mean"] for side, found in report["gold"].items()},
         "eos_rate": report["eos_rate"],
         "int8": {name: quantized[name] for name in ("win_rate", "log_prob", "bytes")},
-        "speed": speeds(timed["rows"], str(policy), str(student)),
     }
+
+
+def time_seed(config: Config, out: Path, seed: int) -> list[Config]:
+    """How fast a seed's student is beside its teacher."""
+    policy, student = quickstart(config, seed) / "ppo", out / f"distill-{seed}"
+    how = ["--seed", seed, *(word for one in config["benchmark"].items() for word in listed(*one))]
+    timed = once(out / f"benchmark-{seed}", "benchmark", policy, student, *how)
+    return speeds(timed["rows"], str(policy), str(student))
+
+
+def quickstart(config: Config, seed: int) -> Path:
+    """The first round of the quickstart with a seed."""
+    return Path(config["runs"].format(seed))
 
 
 def once(out: Path, *arguments: str | Path | float) -> Config:

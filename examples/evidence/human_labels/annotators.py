@@ -14,16 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.evidence.experiment import (
-    Config,
-    Table,
-    flags,
-    interval,
-    run,
-    signed_points,
-    stage,
-    write_dataset,
-)
+from examples.evidence.commands import Config, flags, stage
+from examples.evidence.experiment import Table, interval, run, signed_points, write_dataset
 from examples.evidence.human_labels.heads import (
     Features,
     fit_head,

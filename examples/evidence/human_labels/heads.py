@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from examples.evidence.experiment import Config
+from examples.evidence.commands import Config
 from examples.evidence.human_labels.people import is_bare
 from reward.data.groups import Group, rank_pairs
 from reward.losses import Objective

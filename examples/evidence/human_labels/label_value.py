@@ -13,7 +13,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from examples.evidence.experiment import Config, Table, flags, interval, run, stage, write_dataset
+from examples.evidence.commands import Config, flags, stage
+from examples.evidence.experiment import Table, interval, run, write_dataset
 from examples.evidence.human_labels.heads import (
     Features,
     fit_head,

@@ -19,6 +19,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -28,17 +29,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from examples.evidence.experiment import (
-    Config,
-    Table,
-    flags,
-    interval,
-    rlhf,
-    run,
-    signed,
-    stage,
-    write_dataset,
-)
+from examples.evidence.commands import Config, at_once, flags, rlhf, stage
+from examples.evidence.experiment import Table, interval, run, signed, write_dataset
 from rlhf.errors import InputError
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.ranked import read_ranked_file
@@ -55,23 +47,24 @@ def measure(config: Config, out: Path) -> Config:
     """Train reward model and judge once; train and evaluate a policy for every seed and length."""
     accuracies = prepare(config, out)
     first, steps = config["seeds"][0], config["ppo"]["steps"]
-    runs = [(seed, steps) for seed in config["seeds"]]
-    runs += [(first, other) for other in config["steps"]]
-    found = [train_policy(config, out, seed, {"steps": steps}) for seed, steps in runs]
-    last = out / f"evaluate-{first}-{steps}"
-    rlhf("evaluate", "--out", last, "--to-db", out / "votes.db")
-    lengths = [found[0], *found[len(config["seeds"]) :]]
-    result = {
-        "accuracy": accuracies,
-        "runs": found[: len(config["seeds"])],
-        "lengths": sorted(lengths, key=lambda one: one["steps"]),
-        "samples": first_samples(last, config["evaluate"]["samples"]),
-    }
+    train = partial(train_policy, config, out)
+    others = [partial(train, first, {"steps": other}) for other in config["steps"]]
     if how := config.get("ptx"):
         texts = write_texts(Path(how["texts"]), out / "texts.txt")
         settings = {"ptx.data": texts, **how["settings"]}
-        result["ptx"] = train_policy(config, out, first, settings, name=f"ptx-{first}")
-    return result
+        others.append(partial(train, first, settings, name=f"ptx-{first}"))
+    found = at_once(*others, *(partial(train, seed, {}) for seed in config["seeds"]))
+    last = out / f"evaluate-{first}-{steps}"
+    rlhf("evaluate", "--out", last, "--to-db", out / "votes.db")
+    runs = found[len(others) :]
+    lengths = [runs[0], *found[: len(config["steps"])]]
+    result = {
+        "accuracy": accuracies,
+        "runs": runs,
+        "lengths": sorted(lengths, key=lambda one: one["steps"]),
+        "samples": first_samples(last, config["evaluate"]["samples"]),
+    }
+    return result | ({"ptx": found[len(others) - 1]} if how else {})
 
 
 def prepare(config: Config, out: Path) -> Config:
@@ -91,10 +84,14 @@ def train_rewards(
     The reward model has as many labels as the judge, or `labels` of them.
     """
     number = config["pairs"]
-    return {
-        "reward": train_reward(config, pairs, "A", out / "reward", labels or number),
-        "judge": train_reward(config, pairs, "B", out / "judge", number),
-    }
+    roles = {"reward": ("A", labels or number), "judge": ("B", number)}
+    found = at_once(
+        *(
+            partial(train_reward, config, pairs, split, out / name, count)
+            for name, (split, count) in roles.items()
+        )
+    )
+    return dict(zip(roles, found, strict=True))
 
 
 def store_outputs(config: Config, out: Path, name: str, records: list[RankedPrompt]) -> None:

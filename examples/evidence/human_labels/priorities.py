@@ -18,7 +18,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from examples.evidence.experiment import Config, Table, run, signed_points
+from examples.evidence.commands import Config
+from examples.evidence.experiment import Table, run, signed_points
 from examples.evidence.human_labels.heads import (
     Array,
     Features,

@@ -9,12 +9,14 @@ choosing the longer and the likelier response reaches. Every seed draws its own 
 import gzip
 import json
 import re
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 
-from examples.evidence.experiment import Config, Table, flags, interval, run, stage, write_dataset
+from examples.evidence.commands import Config, at_once, flags, stage
+from examples.evidence.experiment import Table, interval, run, write_dataset
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
 
@@ -25,15 +27,20 @@ ROLES = {"Human": "user", "Assistant": "assistant"}
 
 def measure(config: Config, out: Path) -> Config:
     """Accuracy on a seed's test prompts, for each set of judgments and each form of training."""
-    sets = {}
+    sets, parts = {}, []
     for name, of in config["sets"].items():
         limit = of.get("max_characters")
         lines = [line for line in read(Path(of["data"])) if is_usable(line, limit)]
-        place = out / name.replace(" ", "-")
-        runs = [measure_seed(config, of, lines, place, seed) for seed in config["seeds"]]
         judged = [line["pairs"] for line in lines]
-        sets[name] = {"prompts": len(lines), "ceiling": ceiling(judged), "runs": runs}
-    return {"sets": sets}
+        sets[name] = {"prompts": len(lines), "ceiling": ceiling(judged)}
+        place = out / name.replace(" ", "-")
+        parts += [partial(measure_seed, config, of, lines, place, s) for s in config["seeds"]]
+    runs = iter(at_once(*parts))
+    return {
+        "sets": {
+            name: {**of, "runs": [next(runs) for _ in config["seeds"]]} for name, of in sets.items()
+        }
+    }
 
 
 def measure_seed(config: Config, of: Config, lines: list[Config], out: Path, seed: int) -> Config:

@@ -8,18 +8,16 @@ among the stored responses by the reward model, so its row comes from the evalua
 from collections.abc import Iterator
 from pathlib import Path
 
+from examples.evidence.commands import Config, flags, stage
 from examples.evidence.experiment import (
     SHOWN_N,
-    Config,
     Table,
     draw,
-    flags,
     gold_of,
     interval,
     rank_by_signal,
     run,
     sampled_prompts,
-    stage,
     write_dataset,
 )
 from examples.evidence.ppo.shaping import outcome

@@ -13,17 +13,15 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
+from examples.evidence.commands import Config, flags, stage
 from examples.evidence.experiment import (
-    Config,
     Table,
     draw,
     empty_plot,
-    flags,
     gold_of,
     rank_by_signal,
     run,
     sampled_prompts,
-    stage,
     write_dataset,
 )
 

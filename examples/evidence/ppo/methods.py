@@ -10,23 +10,15 @@ different KLs, each is also compared with what PPO gains at its KL.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from examples.evidence.experiment import (
-    SHOWN_N,
-    Config,
-    Table,
-    flags,
-    interval,
-    resolved,
-    run,
-    stage,
-    write_dataset,
-)
+from examples.evidence.commands import Config, at_once, flags, stage
+from examples.evidence.experiment import SHOWN_N, Table, interval, resolved, run, write_dataset
 from examples.evidence.human_labels.people import (
     first_sentences,
     judge_policy,
@@ -59,6 +51,7 @@ def measure(config: Config, out: Path) -> Config:
     people.pop("config", None)  # the file that it was read from
     pairs = read_pairs(people["data"])
     accuracies = train_rewards(people, pairs, out, config["labels"])
+    write_pairs(out / "reward-labels", out / "pairs")
     firsts = first_sentences(pairs["heldout"])
     is_tuned = all("chosen" in method for method in config["methods"].values())
     for judged_on, name in REFERENCES.items() if not is_tuned else [("test", REFERENCES["test"])]:
@@ -67,7 +60,7 @@ def measure(config: Config, out: Path) -> Config:
             stories = [story for story in stories if story.prompt.split == "test"]
         store_outputs(people, out, name, stories)
     config = config | {"people": people}
-    methods = {name: measure_method(config, out, name) for name in config["methods"]}
+    methods = measure_methods(config, out)
     # any policy's report has best-of-n sampling of the stored outputs
     name, first = next(iter(methods.items()))
     any_policy = run_name(name, first["chosen"], seed, "test")
@@ -75,17 +68,29 @@ def measure(config: Config, out: Path) -> Config:
     return {"accuracy": accuracies, "methods": methods, "best_of_n": report["best_of_n"]}
 
 
-def measure_method(config: Config, out: Path, name: str) -> Config:
-    """What each setting gave on validation, and the chosen one with every seed.
+def measure_methods(config: Config, out: Path) -> Config:
+    """What each setting of each method gave on validation, and the chosen one with every seed.
 
     Where the choice is already made, no setting is tried.
     """
-    method, seed = config["methods"][name], config["tuning_seed"]
-    places = () if "chosen" in method else range(len(method["tries"]))
-    tried = [train(config, out, (name, place), seed, "validation") for place in places]
-    best = choose(tried, config["max_nats_per_token"]) if tried else method["chosen"]
-    runs = [train(config, out, (name, best), seed, "test") for seed in config["seeds"]]
-    return {"tried": tried, "chosen": best, "runs": runs}
+    methods, seed, seeds = config["methods"], config["tuning_seed"], config["seeds"]
+    places = {
+        name: () if "chosen" in method else range(len(method["tries"]))
+        for name, method in methods.items()
+    }
+    tries = [(name, place) for name, some in places.items() for place in some]
+    done = iter(at_once(*(partial(train, config, out, one, seed, "validation") for one in tries)))
+    tried = {name: [next(done) for _ in some] for name, some in places.items()}
+    best = {
+        name: choose(of, config["max_nats_per_token"]) if of else methods[name]["chosen"]
+        for name, of in tried.items()
+    }
+    chosen = [(one, seed) for one in best.items() for seed in seeds]
+    done = iter(at_once(*(partial(train, config, out, one, s, "test") for one, s in chosen)))
+    return {
+        name: {"tried": of, "chosen": best[name], "runs": [next(done) for _ in seeds]}
+        for name, of in tried.items()
+    }
 
 
 def train(config: Config, out: Path, which: tuple[str, int], seed: int, judged_on: str) -> Config:
@@ -99,7 +104,7 @@ def train(config: Config, out: Path, which: tuple[str, int], seed: int, judged_o
         inputs = ["--reward", out / "reward", "--reference", stored]
         how = people["ppo"] | how
     elif command == "dpo":
-        inputs = ["--rankings", write_pairs(out / "reward-labels", out / "pairs")]
+        inputs = ["--rankings", out / "pairs"]
     else:
         inputs = ["--best-of", stored]
     policy = out / run_name(name, place, seed, judged_on)
@@ -113,10 +118,9 @@ def run_name(method: str, place: int, seed: int, judged_on: str) -> str:
     return f"{method.replace(' ', '-')}-{place}-{seed}-{judged_on}"
 
 
-def write_pairs(labels: Path, out: Path) -> Path:
+def write_pairs(labels: Path, out: Path) -> None:
     """The labels that the reward model was trained on, without those that it is tested with."""
-    train = [record for record in read_ranked(labels) if record.prompt.split == "train"]
-    return write_dataset(out, train)
+    write_dataset(out, [record for record in read_ranked(labels) if record.prompt.split == "train"])
 
 
 def kept(found: Config) -> Config:

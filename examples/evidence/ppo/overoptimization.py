@@ -13,22 +13,19 @@ from statistics import fmean
 import numpy as np
 from matplotlib.figure import Figure
 
+from examples.evidence.commands import Config, flags, rlhf, stage
 from examples.evidence.experiment import (
     SHOWN_N,
-    Config,
     Table,
     draw,
     empty_plot,
-    flags,
     gold_of,
     interval,
     rank_by_signal,
-    rlhf,
     run,
     sampled_prompts,
     score,
     signed,
-    stage,
     together,
     write_dataset,
 )

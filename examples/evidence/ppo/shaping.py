@@ -2,17 +2,15 @@
 
 from pathlib import Path
 
+from examples.evidence.commands import Config, flags, stage
 from examples.evidence.experiment import (
-    Config,
     Table,
     draw,
-    flags,
     gold_of,
     interval,
     rank_by_signal,
     run,
     sampled_prompts,
-    stage,
     write_dataset,
 )
 

@@ -10,18 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.evidence.commands import Config, flags, stage
 from examples.evidence.experiment import (
-    Config,
     Table,
     draw,
-    flags,
     gold_of,
     rank_by_signal,
     run,
     sampled_prompts,
     score,
     signed,
-    stage,
     with_noise,
     write_dataset,
 )

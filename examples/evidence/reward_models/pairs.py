@@ -12,17 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.evidence.commands import Config, flags, stage
 from examples.evidence.experiment import (
-    Config,
     Table,
     draw,
-    flags,
     gold_of,
     interval,
     rank_by_signal,
     run,
     sampled_prompts,
-    stage,
     write_dataset,
 )
 from rlhf.records.schema import RankedPrompt

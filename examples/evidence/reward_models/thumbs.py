@@ -15,16 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.evidence.commands import Config, flags, stage
 from examples.evidence.experiment import (
-    Config,
     Table,
-    flags,
     gold_of,
     interval,
     rank_by_signal,
     run,
     sampled_prompts,
-    stage,
     write_dataset,
 )
 from rlhf.endpoints.signals import Signal

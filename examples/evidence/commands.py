@@ -1,0 +1,123 @@
+"""`rlhf` commands of the experiments: each remembers what it did, and some run at the same time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from rlhf.cli import main
+from rlhf.ranks import command_ending_with_parent
+from rlhf.run.rundir import RunDir
+
+Config = dict[str, Any]
+Found = TypeVar("Found")
+
+_running: set[subprocess.Popen[str]] = set()
+_share = threading.local()  # `cores` of a part that runs beside others
+
+
+def at_once(*parts: Callable[[], Found]) -> list[Found]:
+    """Do parts that need nothing of each other at the same time; return what each returns.
+
+    As many as there are cores, of which each gets its share: a small model is hardly faster on
+    two cores than on one. On a GPU one follows the other. Where one fails, the others are stopped.
+    """
+    cores = os.cpu_count() or 1
+    workers = 1 if torch.cuda.is_available() else min(len(parts), cores)
+    if workers < 2:
+        return [part() for part in parts]
+
+    def take_share() -> None:
+        _share.cores = cores // workers
+
+    with ThreadPoolExecutor(workers, initializer=take_share) as pool:
+        done = [pool.submit(part) for part in parts]
+        try:
+            return [one.result() for one in done]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop(done)
+            raise
+
+
+def stop(parts: Sequence[Future[Any]]) -> None:
+    """End the commands of parts at work, also those that a part just starts."""
+    told: set[subprocess.Popen[str]] = set()
+    while not all(one.done() for one in parts):
+        for process in set(_running) - told:
+            process.terminate()
+            told.add(process)
+        time.sleep(0.1)
+
+
+def rlhf(*arguments: str | Path | float) -> Config:
+    """Run one command and return what it found.
+
+    Raises:
+        SystemExit: it failed; its own message is on stderr.
+    """
+    print("rlhf", *arguments, file=sys.stderr)
+    words = [*map(str, arguments), "--json"]
+    cores = getattr(_share, "cores", None)
+    code, output = in_here(words) if cores is None and "--processes" not in words else beside(words)
+    if code:
+        raise SystemExit(code)
+    result: Config = json.loads(output.splitlines()[-1])
+    return result
+
+
+def in_here(words: list[str]) -> tuple[int, str]:
+    """Exit status and stdout of a command in this process, which has torch loaded."""
+    output = StringIO()
+    with redirect_stdout(output):
+        return main(words), output.getvalue()
+
+
+def beside(words: list[str]) -> tuple[int, str]:
+    """The same of a command in a process of its own, which ends before this one does.
+
+    If this one is killed, so is that: what goes on later finds no folder in use.
+    """
+    command = [sys.executable, "-m", "rlhf.cli", *words]
+    command = command_ending_with_parent(command, signal.SIGKILL)
+    cores = getattr(_share, "cores", None)
+    env = None if cores is None else {**os.environ, "OMP_NUM_THREADS": str(cores)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        _running.add(process)
+        try:
+            output, _ = process.communicate()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
+        finally:
+            _running.discard(process)
+    return process.returncode, output
+
+
+def stage(out: Path, *arguments: str | Path | float) -> Config:
+    """Run a stage, go on with it, or find it done by the same settings; return its whole report."""
+    rlhf(*arguments, "--out", out, "--resume")
+    return RunDir(out).read_report()
+
+
+def flags(settings: Config) -> list[str]:
+    """Settings of a configuration as flags: {"kl.coefficient": 0.2} → --kl.coefficient 0.2.
+
+    A setting that is true becomes its flag alone.
+    """
+    named = [("--" + name.replace("_", "-"), value) for name, value in settings.items()]
+    return [
+        word for name, value in named for word in ((name,) if value is True else (name, str(value)))
+    ]
