@@ -49,6 +49,7 @@ def command_ending_with_parent(
         return [*command]
     program = (
         f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {by:d}); "
+        f"os.getppid() == {os.getpid()} or sys.exit(1); "  # it was killed before the system knew
         "os.execvp(sys.argv[1], sys.argv[1:])"
     )
     return [sys.executable, "-I", "-S", "-c", program, *command]

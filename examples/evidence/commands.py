@@ -8,7 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    CancelledError,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -23,6 +29,8 @@ from rlhf.run.rundir import RunDir
 Config = dict[str, Any]
 Found = TypeVar("Found")
 
+AT_ONCE = 2  # parts
+
 _running: set[subprocess.Popen[str]] = set()
 _share = threading.local()  # `cores` of a part that runs beside others
 
@@ -30,22 +38,38 @@ _share = threading.local()  # `cores` of a part that runs beside others
 def at_once(*parts: Callable[[], Found]) -> list[Found]:
     """Do parts that need nothing of each other at the same time; return what each returns.
 
-    As many as there are cores, of which each gets its share: a small model is hardly faster on
-    two cores than on one. On a GPU one follows the other. Where one fails, the others are stopped.
+    Two at a time, each on half of the cores: a small model is hardly faster on two cores than on
+    one, and PPO holds up to five models. On a GPU one follows the other. Where one fails, the
+    others are stopped.
     """
-    cores = os.cpu_count() or 1
-    workers = 1 if torch.cuda.is_available() else min(len(parts), cores)
+    cores = usable_cores()
+    workers = 1 if torch.cuda.is_available() else min(len(parts), cores, AT_ONCE)
     if workers < 2:
         return [part() for part in parts]
 
     def take_share() -> None:
         _share.cores = cores // workers
 
-    with ThreadPoolExecutor(workers, initializer=take_share) as pool:
-        done = [pool.submit(part) for part in parts]
+    failed = threading.Event()
+
+    def do(part: Callable[[], Found]) -> Found:
+        if failed.is_set():
+            raise CancelledError
         try:
+            return part()
+        except BaseException:
+            failed.set()
+            raise
+
+    with ThreadPoolExecutor(workers, initializer=take_share) as pool:
+        done = [pool.submit(do, part) for part in parts]
+        try:
+            wait(done, return_when=FIRST_EXCEPTION)
+            for one in filter(Future.done, done):  # what failed comes before what did not begin
+                one.result()
             return [one.result() for one in done]
         except BaseException:
+            failed.set()
             pool.shutdown(wait=False, cancel_futures=True)
             stop(done)
             raise
@@ -59,6 +83,13 @@ def stop(parts: Sequence[Future[Any]]) -> None:
             process.terminate()
             told.add(process)
         time.sleep(0.1)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def rlhf(*arguments: str | Path | float) -> Config:
@@ -85,15 +116,17 @@ def in_here(words: list[str]) -> tuple[int, str]:
 
 
 def beside(words: list[str]) -> tuple[int, str]:
-    """The same of a command in a process of its own, which ends before this one does.
+    """The same of a command in a process of its own.
 
-    If this one is killed, so is that: what goes on later finds no folder in use.
+    It is killed with this one, so that an experiment that goes on later finds its folders free.
     """
     command = [sys.executable, "-m", "rlhf.cli", *words]
     command = command_ending_with_parent(command, signal.SIGKILL)
     cores = getattr(_share, "cores", None)
     env = None if cores is None else {**os.environ, "OMP_NUM_THREADS": str(cores)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=env, process_group=0
+    ) as process:
         _running.add(process)
         try:
             output, _ = process.communicate()

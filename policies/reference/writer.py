@@ -56,9 +56,13 @@ def writes(accelerator: Accelerator, sharding: Sharding) -> bool:
 
 @dataclass(frozen=True)
 class Models:
-    """The models; `model_copy` has all weights of `original` where it is sharded."""
+    """The models; `model_copy` has all weights of `original` where it is sharded.
+
+    `attention` is how padded rows of `original` are attended.
+    """
 
     original: PreTrainedModel
+    attention: str
     model_copy: GatheredModel
     reward: Reward | None
     sampler: Sampler
@@ -86,14 +90,15 @@ def load_models(
         tensor_parallel=settings.sampling.engine_tensor_parallel,
     )
     model = load_causal_lm(path, held=sharding.held(trained=False)).eval()
+    attention = str(model.config._attn_implementation)
     pack_prefixes(model)
     model_copy = GatheredModel(model, accelerator.device, is_copy=sharding.shards_weights)
     shard_frozen(accelerator, model, sharding, exact=True)
     if settings.reward is None:
-        return Models(model, model_copy, None, sampler)
+        return Models(model, attention, model_copy, None, sampler)
     given = described_kwargs(description)
     reward = load_reward([settings.reward], accelerator, sharding=sharding, given=given)
-    return Models(model, model_copy, reward, sampler)
+    return Models(model, attention, model_copy, reward, sampler)
 
 
 @dataclass
@@ -158,7 +163,7 @@ class ShardWriter:
             END_TOKENS: list(end_token_ids(self.tokenizer)),
             "stored_top_k": self.settings.store_top_k or 0,
             "precision": self.settings.precision,
-            "attention": str(self.models.original.config._attn_implementation),
+            "attention": self.models.attention,
         }
 
     def write_missing(self, shards: dict[str, Sequence[RankedPrompt]], folder: Path) -> None:

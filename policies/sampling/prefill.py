@@ -21,21 +21,21 @@ def prefill(
     device: torch.device,
     new_tokens: int,
 ) -> tuple[TokenBatch, DynamicCache | None]:
-    """The padded prompts (N, P), and a cache for `generate`; None where it has to make its own.
+    """The padded prompts (N, P), and a cache for `generate`; None: `generate` makes its own.
 
     The cache holds what the prompts share, where reading that once saves enough: the prefix of all
     prompts and, of a prompt that stands several times, all tokens but the last. With a common
     prefix, padding stands after it. `new_tokens`: so many are sampled at most.
     """
-    padded, cache = pad_left(prompts, pad_id).to(device), new_cache(model, new_tokens)
+    cache = new_cache(model, new_tokens)
     length, each_once = shared_parts(prompts)
     if cache is None or not (length or each_once) or other_attention(model.config):
-        return padded, cache
+        return pad_left(prompts, pad_id).to(device), cache
     rows = _pad_after(length, prompts, pad_id).to(device)
     if length:
         prefix = TokenBatch(rows.ids[:1, :length], rows.mask[:1, :length])
         if not _read(model, prefix, cache):
-            return padded, None
+            return pad_left(prompts, pad_id).to(device), None
     if not each_once:
         cache.batch_repeat_interleave(len(prompts))
         return rows, cache
@@ -43,7 +43,7 @@ def prefill(
     different = _pad_after(length, list(places), pad_id).to(device)
     cache.batch_repeat_interleave(len(places))  # does nothing where it is empty
     if not _read(model, TokenBatch(different.ids[:, :-1], different.mask[:, :-1]), cache):
-        return padded, None
+        return pad_left(prompts, pad_id).to(device), None
     cache.batch_select_indices(torch.tensor([places[tuple(one)] for one in prompts], device=device))
     return rows, cache
 

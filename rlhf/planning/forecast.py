@@ -252,7 +252,7 @@ def _reward(sizes: Matrices, cost: Costs, amount: Amount) -> Operations:
 
 
 def _reference(sizes: Matrices, cost: Costs, amount: Amount) -> Operations:
-    """Every prompt is read once for its s responses: to sample them, and by both models.
+    """A prompt is read once for all its responses, but by the reward model with each of them.
 
     A sampled token is multiplied with all tokens before it.
     """
@@ -260,9 +260,10 @@ def _reference(sizes: Matrices, cost: Costs, amount: Amount) -> Operations:
     own, response = amount.samples * amount.response_tokens, amount.response_tokens
     sampled = trunk_flops(sizes, prompt + own, prompt**2 + own * (prompt + response / 2))
     read = trunk_flops(sizes, prompt + own, prompt**2 + own * (prompt + response))
-    logits = amount.samples * cost.logits
+    logits, rewarded = amount.samples * cost.logits, amount.samples * cost.read
     return Operations(
-        {"sampling": prompts * (sampled + logits), "scoring": prompts * (2 * read + logits)}, {}
+        {"sampling": prompts * (sampled + logits), "scoring": prompts * (read + rewarded + logits)},
+        {},
     )
 
 

@@ -1,12 +1,23 @@
 """What the experiments make of their data, and how they measure it."""
 
 import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from examples.evidence.commands import at_once, rlhf
 from rlhf.errors import InputError
+from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import RankedPrompt
 from tests.examples.small_experiments import (
     CHANGES,
@@ -16,6 +27,23 @@ from tests.examples.small_experiments import (
     write_pairs,
     write_passages,
 )
+from tests.pipeline.loop import write_prompts
+from tests.servers.commands import REPOSITORY, free_port
+
+LABEL_TWICE = """
+import os
+import sys
+from functools import partial
+
+import torch
+
+from examples.evidence.commands import at_once, rlhf
+
+os.sched_getaffinity = lambda process: {0, 1}
+torch.cuda.is_available = lambda: False
+served = zip(sys.argv[1::2], sys.argv[2::2])
+at_once(*(partial(rlhf, "label", "--db", db, "--port", port) for db, port in served))
+"""
 
 
 def test_the_ceiling_is_what_the_best_order_satisfies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,3 +242,107 @@ def test_pairs_apart_say_what_they_said_together(
         (best, ("cc",)),
         (tie,),
     }
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_parts_wait_for_each_other_and_return_in_order(two_cores: None) -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def part(name: str) -> tuple[str, bool]:
+        both.wait()  # passes only where two are at work
+        return name, threading.current_thread() is threading.main_thread()
+
+    found = at_once(*(partial(part, name) for name in "abcd"))
+    assert found == [(name, False) for name in "abcd"]
+
+
+def test_on_one_core_parts_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    found = at_once(threading.current_thread, threading.current_thread)
+    assert found == [threading.main_thread()] * 2
+
+
+def test_commands_of_parts_have_processes_of_their_own(two_cores: None, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    databases = [tmp_path / f"{name}.db" for name in "ab"]
+    began = children_seconds()
+    found = at_once(*(partial(rlhf, "import", prompts, "--db", db) for db in databases))
+    assert [one["db"] for one in found] == [str(db) for db in databases]
+    assert children_seconds() > began
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_where_one_part_fails_the_others_are_stopped(
+    two_cores: None, tmp_path: Path, first: bool
+) -> None:
+    port, begun = free_port(), []
+
+    def fail() -> None:
+        wait_until_it_listens(port)
+        raise ValueError("no such data")
+
+    db = tmp_path / "labels.db"
+    import_pair(db)
+    serve = partial(rlhf, "label", "--db", db, "--port", port)
+    parts = (fail, serve) if first else (serve, fail)
+    with pytest.raises(ValueError, match="no such data"):
+        at_once(*parts, partial(begun.append, "third"))
+    assert not commands_on(tmp_path)
+    assert not begun
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_kill_takes_the_commands_with_it(tmp_path: Path) -> None:
+    ports = [free_port(), free_port()]
+    served: list[str] = []
+    for port in ports:
+        import_pair(tmp_path / f"{port}.db")
+        served += [str(tmp_path / f"{port}.db"), str(port)]
+    with subprocess.Popen([sys.executable, "-c", LABEL_TWICE, *served], cwd=REPOSITORY) as process:
+        for port in ports:
+            wait_until_it_listens(port)
+        assert len(commands_on(tmp_path)) == 2
+        process.kill()
+    deadline = time.monotonic() + 60
+    while left := commands_on(tmp_path):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def import_pair(db: Path) -> None:
+    """The least that can be labeled."""
+    write_jsonl(db.with_suffix(".jsonl"), [{"prompt": "Why?", "chosen": "So.", "rejected": "No."}])
+    rlhf("import", db.with_suffix(".jsonl"), "--db", db)
+
+
+def children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def wait_until_it_listens(port: int) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def commands_on(folder: Path) -> list[str]:
+    """The running `rlhf` commands whose words name a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place.read_text().split("\0")
+        except OSError:  # it has ended
+            continue
+        if "rlhf.cli" in words and any(str(folder) in word for word in words):
+            found.append(" ".join(words))
+    return found

@@ -202,6 +202,30 @@ def test_the_most_likely_tokens_are_those_of_the_plain_model(
         np.testing.assert_allclose(row.top.log_sum_exp, before_each.logsumexp(-1), atol=2e-5)
 
 
+def test_a_prompt_is_read_once_for_the_log_probs_of_all_its_responses(
+    prompts: Path, whole: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    rows = list(store_in(whole).rows)
+    read: list[torch.Size] = []
+
+    def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, torch.nn.Embedding):
+            read.append(inputs[0].shape)
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        assert main(arguments(prompts, tiny_model, tmp_path / "again")) == 0
+    finally:
+        hook.remove()
+    assert list(store_in(tmp_path / "again").rows) == rows
+    packed = sorted(shape[1] for shape in read if shape[0] == 1)
+    by_prompt = [rows[place : place + 2] for place in range(0, len(rows), 2)]
+    sizes = [
+        len(pair[0].prompt_ids) + sum(len(row.response_ids) for row in pair) for pair in by_prompt
+    ]
+    assert all(size in packed for size in sizes)
+
+
 def test_more_tokens_than_the_model_knows_are_refused(
     prompts: Path, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

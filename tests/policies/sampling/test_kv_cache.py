@@ -16,8 +16,10 @@ from transformers import (
     MistralForCausalLM,
     PreTrainedModel,
 )
+from transformers.cache_utils import DynamicLayer
 
 from policies.sampling.kv_cache import RoomyLayer, new_cache
+from rlhf.modeling.attention.matmul import MANY_KEYS
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import pad_left
 
@@ -89,6 +91,7 @@ def test_rows_that_are_chosen_or_repeated_share_nothing() -> None:
     first = tokens(2, 3, 0)
     layer.update(first, first)
     layer.batch_select_indices(torch.tensor([1, 1, 0]))
+    assert layer.keys.untyped_storage().nbytes() == layer.keys.nbytes  # no room is kept
     new = tokens(3, 1, 100)
     keys, _ = layer.update(new, new)
     assert torch.equal(keys, torch.cat([first[[1, 1, 0]], new], dim=2))
@@ -104,19 +107,38 @@ def test_rows_that_are_chosen_or_repeated_share_nothing() -> None:
     assert torch.equal(keys, torch.cat([first[[1, 1, 1, 1, 0, 0]][:, :, :1], more], dim=2))
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "has_cache"),
-    [
-        (LlamaForCausalLM, LlamaConfig(**SIZES, num_attention_heads=2), True),
-        (
-            MistralForCausalLM,
-            MistralConfig(**SIZES, num_attention_heads=2, sliding_window=4),
-            False,
-        ),
-        (MambaForCausalLM, MambaConfig(**SIZES), False),
-    ],
-)
-def test_layers_that_keep_something_else_have_the_cache_of_transformers(
-    kind: type[PreTrainedModel], config: LlamaConfig, has_cache: bool
+def test_many_rows_in_bf16_are_as_near_to_float32_as_with_the_cache_of_transformers(
+    model: PreTrainedModel,
 ) -> None:
-    assert (new_cache(kind(config), NEW) is not None) == has_cache
+    """On CPUs attention multiplies matrices where all rows together have many keys."""
+    for layer in model.model.layers:  # random weights would give the mean of all values
+        layer.self_attn.q_proj.weight.data *= 10
+    ids = torch.randint(1, model.config.vocab_size, (40, 20), generator=torch.manual_seed(0))
+    assert ids.numel() > MANY_KEYS
+    expected = model(ids).logits[:, -1]
+    errors = {}
+    for cache in (new_cache(model, 2), DynamicCache(config=model.config)):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(ids[:, :-1], past_key_values=cache)
+            found = model(ids[:, -1:], past_key_values=cache).logits[:, -1].float()
+        errors[type(cache.layers[0])] = (found - expected).abs().max() / expected.abs().max()
+    assert errors[RoomyLayer] < 1.5 * errors[DynamicLayer] + 0.005
+    assert errors[DynamicLayer] < 0.05
+
+
+def test_a_window_slides_over_rounded_keys_and_values() -> None:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MistralConfig(**SIZES, **heads, sliding_window=4)
+    model = MistralForCausalLM(config).eval()
+    cache = new_cache(model, NEW)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = most_likely(model, cache), most_likely(model, None)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert {layer.values.dtype for layer in cache.layers} == {torch.bfloat16}
+    assert {layer.keys.shape[2] for layer in cache.layers} == {3}
+
+
+def test_layers_that_keep_a_state_have_the_cache_of_transformers() -> None:
+    assert new_cache(MambaForCausalLM(MambaConfig(**SIZES)), NEW) is None
+    llama = LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=2))
+    assert new_cache(llama, NEW) is not None
