@@ -27,6 +27,7 @@ from rlhf.errors import InputError
 JsonObject = dict[str, Any]
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 PLAIN_TEXT = (".txt", ".txt.gz")  # files of text; others with texts are JSON Lines
+SQLITE = b"SQLite format 3\0"
 MAX_LINE = 2**24  # characters; a hundred answers of 100 kB fit
 MAX_DEPTH = 64  # of objects and lists in each other; Python gives up below 1,000
 # Text compresses five- to tenfold, a decompression bomb a thousandfold.
@@ -151,6 +152,8 @@ def read_text(
         raise InputError(
             f"No such file: {path}", "Check the path; `ls` its folder to see what is there."
         )
+    if is_database(path):
+        raise InputError(f"{path} is a database, not a file of lines", "Give it as --db.")
     is_packed = path.suffix.lower() == ".gz"
     try:
         size = path.stat().st_size
@@ -177,6 +180,15 @@ def read_text(
         raise InputError(
             f"{path} cannot be read ({error.strerror})", "Check its permissions and its disk."
         ) from None
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file is an SQLite database, as label databases are."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SQLITE)) == SQLITE
+    except OSError:
+        return False
 
 
 def _conversion(path: Path, *, is_packed: bool) -> str:

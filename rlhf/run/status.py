@@ -12,6 +12,7 @@ from rlhf.config import default_values, earlier_behavior, flatten, read_settings
 from rlhf.config.paths import with_new_names
 from rlhf.errors import InputError
 from rlhf.records.documents import REMEDY, Document
+from rlhf.records.jsonl import is_database
 from rlhf.records.schema import is_finite_number
 from rlhf.run.intervals import in_words
 from rlhf.run.loops.estimates import estimate_in_round
@@ -53,6 +54,11 @@ def read_run(path: Path, kinds: Mapping[str, type[Any]]) -> Run:
     Raises:
         InputError: the folder does not exist, or holds no stage.
     """
+    if is_database(path):
+        raise InputError(
+            f"{path} is a label database, not a run",
+            f"Give the folder of a run; the labels are on the pages of rlhf label --db {path}.",
+        )
     if not path.is_dir():
         raise InputError(f"No such run: {path}", "Check the path; `ls` its folder to see the runs.")
     folders = [path] if RunDir(path).stage_file.is_file() else sorted(path.iterdir())

@@ -36,6 +36,8 @@ LOST = (
     rf"{ANSWER}s?([\s_-]*(\d+|[a-z]|left|right|text))?|rejected|"
     rf"(prefer(red|ence)|winn(er|ing)|chosen|better|best)([\s_-]*({ANSWER}|model|name|side|id))*"
 )
+# in longer names, too, where such a field names one of the answers: `boss_preferred`
+JUDGMENT = r"(?:^|[\W_])(preferred|preference|winner|chosen|choice|better|best|verdict)(?:[\W_]|$)"
 NUMBER = r"-?\d+(\.0)?"
 TIES = ("tie", "equal", "both")
 LISTED = ("responses", "response", "completion")  # fields of our own lines
@@ -72,8 +74,9 @@ def with_answer_columns(value: JsonObject) -> JsonObject:
     prompt = _prompt(value, (*columns, preferred))
     read = {*columns, preferred, prompt}
     rest = {name: found for name, found in value.items() if name not in read}
-    _refuse_unread(rest)
     given = [name for name in columns if _is_filled(value[name])]
+    judgments = [name for name, found in rest.items() if _is_judgment(name, found, columns, given)]
+    _refuse_unread(rest, judgments)
     judged = {} if preferred is None else _judged(preferred, value[preferred], columns, given)
     return {
         **rest,
@@ -243,9 +246,11 @@ def _plain(text: str) -> str:
 # ------------------------------------------------------------------------------- what is not read
 
 
-def _refuse_unread(rest: JsonObject) -> None:
+def _refuse_unread(rest: JsonObject, judgments: Collection[str] = ()) -> None:
     """Check that none of the fields that are not read holds an answer or a judgment."""
-    unread = [name for name, found in rest.items() if _is_lost(name, found, rest)]
+    unread = [
+        name for name, found in rest.items() if name in judgments or _is_lost(name, found, rest)
+    ]
     if unread:
         said = "look like answers or judgments"
         if len(unread) == 1:
@@ -265,3 +270,9 @@ def _is_lost(name: str, found: Any, rest: JsonObject) -> bool:
     if name in OF_OUR_LINES or re.fullmatch(LOST, low) is None:
         return False
     return _says_preferred(low) or not isinstance(found, int | float)
+
+
+def _is_judgment(name: str, found: Any, columns: Sequence[str], given: Sequence[str]) -> bool:
+    """Whether a field's name speaks of a judgment and its value names one of the answers."""
+    speaks = name not in OF_OUR_LINES and re.search(JUDGMENT, name, re.IGNORECASE) is not None
+    return speaks and _is_filled(found) and _tiers(str(found), columns, given) is not None

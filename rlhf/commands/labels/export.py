@@ -58,6 +58,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if result["replaced_by_decisions"]:
         replaced = counted(result["replaced_by_decisions"], "ranking")
         text += f" Left out: {replaced} of tasks that a lead has decided."
+    if settings.format == "ranked" and not result["prompts"].get("test"):
+        text += " Without test prompts no accuracy can be measured: rlhf import … --split test"
     following = {
         "ranked": f"train-reward --rankings {settings.out} --model MODEL --out runs/NAME/reward",
         "demonstrations": f"sft --demonstrations {settings.out} --model MODEL --out runs/NAME/sft",

@@ -124,6 +124,11 @@ def test_an_export_says_who_ranked_and_which_command_reads_it() -> None:
         "Exported 5 rankings (4 human and 1 ai) to out: 3 train and 1 test prompts.",
         "Next: rlhf train-reward --rankings out --model MODEL --out runs/NAME/reward",
     ]
+    ranked = counts | {"prompts": {"train": 4, "test": 0}}
+    assert sentences("export", {"format": "ranked"}, ranked)[0] == (
+        "Exported 5 rankings (4 human and 1 ai) to out: 4 train and 0 test prompts. Without test "
+        "prompts no accuracy can be measured: rlhf import … --split test"
+    )
     rows = counts | {"rows": {"train": 9, "test": 0}}
     assert sentences("export", {"format": "trl"}, rows) == [
         "Exported 5 rankings (4 human and 1 ai) to out: 9 train and 0 test rows."

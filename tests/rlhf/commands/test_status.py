@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from labeling_app.db.store import Store
 from rlhf import cli
 from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import append_metrics
@@ -338,6 +339,15 @@ def test_no_run(tmp_path: Path, capsys, make: bool, message: str) -> None:
         (tmp_path / "x").mkdir()
     assert cli.main(["status", str(tmp_path / "x")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_label_database_is_no_run(tmp_path: Path, capsys) -> None:
+    db = tmp_path / "labels.db"
+    Store(db).close()
+    assert cli.main(["status", str(db)]) == 2
+    said = capsys.readouterr().err
+    assert f"{db} is a label database, not a run" in said
+    assert f"rlhf label --db {db}" in said
 
 
 def test_curves_share_a_scale() -> None:

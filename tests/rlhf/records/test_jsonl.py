@@ -86,6 +86,11 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, words
             gzip.compress(b"\xe9\n", mtime=0),
             r"gunzip -c .*l1\.jsonl\.gz \| iconv -f LATIN1 -t UTF-8 > converted\.jsonl$",
         ),
+        (
+            "labels.db",
+            b"SQLite format 3\0\x10",
+            r"labels\.db is a database, .*\n  Give it as --db\.$",
+        ),
         ("a.jsonl.gz", b"no gzip at all", r"a\.jsonl\.gz cannot be unpacked"),
         # without a time, which would differ between the workers of a parallel run
         (

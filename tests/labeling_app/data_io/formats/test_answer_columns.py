@@ -174,6 +174,8 @@ def test_what_names_leave_open_is_refused(name):
 
 LOST = {
     "winner": {"prompt": "Hi?", "gpt": "yes", "claude": "no", "winner": "gpt"},
+    "boss_preferred": {**A_OR_B, "boss_preferred": "b"},
+    "Winner (boss)": {**A_OR_B, "preferred": "a", "Winner (boss)": "tie"},
     "answer": {"prompt": "Hi?", "answer": "yes"},
     "answer_text": {**A_OR_B, "answer_text": "three", "preferred": "a"},
     "response_b": {"prompt": "Hi?", "response": "yes", "response_b": "no"},
@@ -213,6 +215,7 @@ def test_all_that_would_be_lost_is_named(tmp_path, refused):
         {"prompt": "Hi?", "response": "yes", "response_id": "r1", "response_time_ms": "900"},
         {"prompt": "Hi?", "response": "yes", "output_tokens": "7", "response_format": "json"},
         {"prompt": "Hi?", "preferred_language": "de", "label": "spam"},
+        {**A_OR_B, "preferred": "a", "preferred_language": "de", "best_before": 2027},
         {"prompt": "Hi?", "a": "yes"},
         {"prompt": "Hi?", "a": 1, "b": 2},
     ],
