@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from rlhf.commands.wording import listed
@@ -59,7 +60,10 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         replaced = counted(result["replaced_by_decisions"], "ranking")
         text += f" Left out: {replaced} of tasks that a lead has decided."
     if settings.format == "ranked" and not result["prompts"].get("test"):
-        text += " Without test prompts no accuracy can be measured: rlhf import … --split test"
+        text += (
+            " There are no test prompts, with which accuracy is measured; to add some: "
+            f"rlhf import FILE --db {quote(str(settings.db))} --split test"
+        )
     following = {
         "ranked": f"train-reward --rankings {settings.out} --model MODEL --out runs/NAME/reward",
         "demonstrations": f"sft --demonstrations {settings.out} --model MODEL --out runs/NAME/sft",

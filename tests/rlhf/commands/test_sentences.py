@@ -126,8 +126,9 @@ def test_an_export_says_who_ranked_and_which_command_reads_it() -> None:
     ]
     ranked = counts | {"prompts": {"train": 4, "test": 0}}
     assert sentences("export", {"format": "ranked"}, ranked)[0] == (
-        "Exported 5 rankings (4 human and 1 ai) to out: 4 train and 0 test prompts. Without test "
-        "prompts no accuracy can be measured: rlhf import … --split test"
+        "Exported 5 rankings (4 human and 1 ai) to out: 4 train and 0 test prompts. There are no "
+        "test prompts, with which accuracy is measured; to add some: rlhf import FILE "
+        "--db labels.db --split test"
     )
     rows = counts | {"rows": {"train": 9, "test": 0}}
     assert sentences("export", {"format": "trl"}, rows) == [
