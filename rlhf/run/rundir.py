@@ -248,12 +248,15 @@ def stage_status(
     only = locked(run.path, _how_to_go_on(run)) if alone and is_main_process() else nullcontext()
     with only:
         try:
-            yield
+            try:
+                yield
+            except (KeyboardInterrupt, InterruptedRunError):
+                raise
+            except BaseException as error:  # SIGTERM, which ended another rank, may arrive here
+                end("failed", error=f"{type(error).__name__}: {error}")
+                raise
         except (KeyboardInterrupt, InterruptedRunError):
             end("interrupted")
-            raise
-        except BaseException as error:
-            end("failed", error=f"{type(error).__name__}: {error}")
             raise
         if is_complete():
             end("done")
