@@ -24,48 +24,78 @@ from rlhf.endpoints.urls import RequestPool
 from rlhf.modeling.tokens import pad_right
 from rlhf.records.fingerprints import text_hash
 from rlhf.records.jsonl import write_jsonl
-from rlhf.records.schema import Prompt
+from rlhf.records.schema import Prompt, Response
 from rlhf.run.metrics import append_metrics, progress, read_metrics
 
 Scores = Float[ndarray, "P N"]
 Messages = list[dict[str, str]]
+Answer = tuple[str, tuple[int, ...]]  # its text and token ids
+PROMPTS_AT_ONCE = 32  # whose answers are scored before the bar moves
 POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
 def score_with_reward(
     rows: Sequence[ReferenceRow], by_model: Mapping[str, ModelAnswers], reward: Reward, pad_id: int
 ) -> dict[str, Scores]:
-    """Scores of every model's answers by the reward that the policy was trained against."""
-    scores = {}
-    total = sum(len(texts) for model in by_model.values() for texts in model.texts)
-    with progress("scoring answers", total) as bar:
-        for name, model in by_model.items():
-            answers = [
-                (row.prompt, text, row.prompt_ids + sample.token_ids)
-                for row, texts, samples in zip(rows, model.texts, model.samples, strict=True)
-                for text, sample in zip(texts, samples, strict=True)
-            ]
-            prompts, texts, ids = zip(*answers, strict=True)
-            flat = reward(prompts, texts, pad_right(ids, pad_id)).tolist()
-            scores[name] = np.array(flat).reshape(len(rows), -1)
-            bar.advance(len(answers))
-    return scores
+    """Scores of every model's answers by the reward that the policy was trained against.
+
+    All models' answers to a prompt are scored together, equal ones once: they are exact ties.
+    """
+    answers = [_different(by_model, place) for place in range(len(rows))]
+    known: list[dict[Answer, float]] = []
+    with progress("scoring answers", sum(map(len, answers))) as bar:
+        for first in range(0, len(rows), PROMPTS_AT_ONCE):
+            some = answers[first : first + PROMPTS_AT_ONCE]
+            of_rows = zip(rows[first : first + PROMPTS_AT_ONCE], some, strict=True)
+            asked = [(row, one) for row, of in of_rows for one in of]
+            ids = [[*row.prompt_ids, *own] for row, (_, own) in asked]
+            texts = [text for _, (text, _) in asked]
+            prompts = [row.prompt for row, _ in asked]
+            found = iter(reward(prompts, texts, pad_right(ids, pad_id)).tolist())
+            known += [{one: next(found) for one in of} for of in some]
+            bar.advance(len(asked))
+    return _as_scores(by_model, known)
 
 
 def score_with_gold(
     prompts: Sequence[Prompt], by_model: Mapping[str, ModelAnswers], reward: TextReward
 ) -> dict[str, Scores]:
-    """Scores of every model's answers by a judge that the policy was not trained against."""
-    scores = {}
-    for name, model in by_model.items():
-        answers = [
-            (prompt, tuple(replace(r, text=t) for r, t in zip(responses, texts, strict=True)))
-            for prompt, responses, texts in zip(
-                prompts, model.responses(prompts), model.texts, strict=True
-            )
-        ]
-        scores[name] = np.array(reward(answers))
-    return scores
+    """Scores of every model's answers by a judge that the policy was not trained against.
+
+    All models' answers to a prompt are scored together, equal ones once.
+    """
+    asked: list[dict[Answer, Response]] = [{} for _ in prompts]
+    for model in by_model.values():
+        for place, responses in enumerate(model.responses(prompts)):
+            for one, response in zip(_answers(model, place), responses, strict=True):
+                asked[place].setdefault(one, replace(response, text=one[0]))
+    found = reward(
+        [(prompt, tuple(of.values())) for prompt, of in zip(prompts, asked, strict=True)]
+    )
+    known = [dict(zip(of, values, strict=True)) for of, values in zip(asked, found, strict=True)]
+    return _as_scores(by_model, known)
+
+
+def _answers(model: ModelAnswers, place: int) -> list[Answer]:
+    both = zip(model.texts[place], model.samples[place], strict=True)
+    return [(text, tuple(sample.token_ids)) for text, sample in both]
+
+
+def _different(by_model: Mapping[str, ModelAnswers], place: int) -> list[Answer]:
+    each = [one for model in by_model.values() for one in _answers(model, place)]
+    return list(dict.fromkeys(each))
+
+
+def _as_scores(
+    by_model: Mapping[str, ModelAnswers], known: Sequence[Mapping[Answer, float]]
+) -> dict[str, Scores]:
+    """The scores of each model's answers, given those of all answers to each prompt."""
+    return {
+        name: np.array(
+            [[of[one] for one in _answers(model, place)] for place, of in enumerate(known)]
+        )
+        for name, model in by_model.items()
+    }
 
 
 def try_judge(endpoint: Endpoint) -> None:

@@ -10,19 +10,16 @@ from typing import Any, final
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reward.data.batches import lay_out, split_packed
+from reward.data.groups import Group
 from reward.model.module import RewardModule
 from reward.settings import Combine
 from rlhf.modeling.adapters import load_reward_model_on
-from rlhf.modeling.attention.layout import (
-    TrunkInputs,
-    common_prefix_length,
-    last_tokens,
-    pack_prompts,
-)
+from rlhf.modeling.attention.layout import TrunkInputs, common_prefix_length, last_tokens
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, share_prompts
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import describe_model, load_reward_model, model_folder
@@ -37,6 +34,8 @@ from rlhf.run.watchdog import beat
 
 TOKENS_PER_BATCH = 4096
 MEMBERS = "member-*"
+
+Pass = tuple[Int[Tensor, " N"], TrunkInputs]  # rows of a batch, and the inputs that hold them
 
 
 @final
@@ -64,33 +63,36 @@ class Scorer:
         self.description = description
 
     def __call__(
-        self, batch: TokenBatch, tokens_per_batch: int = TOKENS_PER_BATCH
+        self,
+        batch: TokenBatch,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
+        prompts: Sequence[str] | None = None,
     ) -> Float[Tensor, " B"]:
         """Rewards of whole sequences (prompt and response), on the device of the batch, in float32.
 
         Args:
             batch: token ids padded on any side; rows without an end token get one.
             tokens_per_batch: tokens, padding included, in one forward pass.
+            prompts: of each row the id of its prompt; rows of one prompt are read together.
         """
-        return combine_members(self.each(batch, tokens_per_batch), self._combine)
+        return combine_members(self.each(batch, tokens_per_batch, prompts), self._combine)
 
     def each(
-        self, batch: TokenBatch, tokens_per_batch: int = TOKENS_PER_BATCH
+        self,
+        batch: TokenBatch,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
+        prompts: Sequence[str] | None = None,
     ) -> Float[Tensor, "M B"]:
         """The rewards of every member of an ensemble; a single model is an ensemble of one.
 
-        Args:
-            batch: token ids padded on any side; rows without an end token get one.
-            tokens_per_batch: tokens, padding included, in one forward pass.
+        Arguments as in `__call__`.
         """
-        device, batch = batch.ids.device, batch.to(torch.device("cpu"))  # planned there
-        lengths = batch.mask.sum(dim=1)
-        order = lengths.argsort(descending=True, stable=True)
-        shape, there = (len(self._members), len(lengths)), self._accelerator.device
+        device, there = batch.ids.device, self._accelerator.device
+        batch = close(batch.to(torch.device("cpu")), self._ends)  # planned there
+        shape = (len(self._members), len(batch.ids))
         rewards = torch.zeros(shape, dtype=torch.float32, device=there)
-        for part in self._parts(order, lengths, tokens_per_batch):
-            found = self._score(TokenBatch(batch.ids[part], batch.mask[part]))
-            rewards[:, send(part, there)] = found
+        for rows, inputs in self._passes(batch, tokens_per_batch, prompts):
+            rewards[:, send(rows, there)] = self._score(inputs)
             beat()
         return rewards.to(device)
 
@@ -115,37 +117,69 @@ class Scorer:
                 rows[row] = prompt_ids + self._reader.encode(response, "", prompt_ids)
         return pad_right(rows, int(tokenizer.pad_token_id)).to(batch.ids.device)
 
-    def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> Sequence[Tensor]:
-        """The rows of each forward pass; as many passes in every process of a sharded model."""
-        parts: list[Tensor] = []
+    def _passes(
+        self, batch: TokenBatch, tokens_per_batch: int, prompts: Sequence[str] | None
+    ) -> Sequence[Pass]:
+        """Packed rows if they save much, else padded ones.
+
+        Every process of a sharded model makes as many passes.
+        """
+        padded = self._padded(batch, tokens_per_batch)
+        if self._shared:
+            packed = _packed(batch, tokens_per_batch, prompts)
+            if _tokens(packed) <= (1 - LEAST_SAVING) * _tokens(padded):
+                return packed
+        return self._sharding.equal_calls(self._accelerator, padded)
+
+    def _padded(self, batch: TokenBatch, tokens_per_batch: int) -> list[Pass]:
+        lengths = batch.mask.sum(dim=1)
+        order = lengths.argsort(descending=True, stable=True)
+        passes: list[Pass] = []
         start = 0
         while start < len(order):
-            rows = max(1, tokens_per_batch // max(1, int(lengths[order[start]])))
-            parts.append(order[start : start + rows])
-            start += rows
-        return self._sharding.equal_calls(self._accelerator, parts)
+            width = max(1, int(lengths[order[start]]))
+            rows = order[start : start + max(1, tokens_per_batch // width)]
+            ids, mask = batch.ids[rows, :width], batch.mask[rows, :width]
+            parts = None
+            if is_for_pairs(self._reader.tokenizer):
+                parts = parts_of_pairs(ids, mask, self._ends[0])
+            reads = last_tokens(lengths[rows], width)
+            passes.append((rows, TrunkInputs(ids, reads, parts=parts)))
+            start += len(rows)
+        return passes
 
-    def _score(self, batch: TokenBatch) -> Tensor:
-        inputs = self._lay_out(close(batch, self._ends)).to(self._accelerator.device)
+    def _score(self, inputs: TrunkInputs) -> Float[Tensor, "M B"]:
+        inputs = inputs.to(self._accelerator.device)
         with torch.no_grad(), self._accelerator.autocast():
             return torch.stack([module(inputs) + bias for module, bias in self._members])
 
-    def _lay_out(self, batch: TokenBatch) -> TrunkInputs:
-        """Padded rows, or one packed row with their common beginning once, if that saves much."""
-        if self._shared:
-            both = zip(batch.ids, batch.mask, strict=True)
-            rows = [tuple(ids[mask].tolist()) for ids, mask in both]
-            if common := common_prefix_length(rows):
-                own = tuple(row[common:] for row in rows)
-                packed = pack_prompts([(rows[0][:common], own)], 0)
-                if packed.ids.numel() <= (1 - LEAST_SAVING) * batch.ids.numel():
-                    return packed
-        reads = last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1])
-        if is_for_pairs(self._reader.tokenizer):
-            return TrunkInputs(
-                batch.ids, reads, parts=parts_of_pairs(batch.ids, batch.mask, self._ends[0])
-            )
-        return TrunkInputs(batch.ids, reads)
+
+def _packed(batch: TokenBatch, tokens_per_batch: int, prompts: Sequence[str] | None) -> list[Pass]:
+    """Passes of one row each, in which what the rows of a prompt begin with stands once.
+
+    Where one prefix of all saves more, that stands once instead.
+    """
+    both = zip(batch.ids, batch.mask, strict=True)
+    sequences = [tuple(ids[mask].tolist()) for ids, mask in both]
+    members: dict[str, list[int]] = {}
+    for row in range(len(sequences)):
+        members.setdefault(prompts[row] if prompts else str(row), []).append(row)
+    groups = []
+    for prompt, rows in members.items():
+        common = common_prefix_length([sequences[row] for row in rows])
+        own = tuple(sequences[row][common:] for row in rows)
+        groups.append(Group(prompt, sequences[rows[0]][:common], own))
+    return [
+        (
+            torch.tensor([row for group in part for row in members[group.prompt_id]]),
+            lay_out(part, 0, shared=True),
+        )
+        for part in split_packed(groups, tokens_per_batch)
+    ]
+
+
+def _tokens(passes: Sequence[Pass]) -> int:
+    return sum(inputs.ids.numel() for _, inputs in passes)
 
 
 def combine_members(rewards: Float[Tensor, "M N"], how: Combine) -> Float[Tensor, " N"]:

@@ -119,9 +119,13 @@ def _measure(
     accuracy of the mean of the members on thumbs.
     """
     sequences = [group.prompt + one for group in data.held_out for one in group.responses]
+    prompts = [group.prompt_id for group in data.held_out for _ in group.responses]
     batch = pad_right(sequences, pad_id)
     each = torch.cat(
-        [load_scorer(str(one), accelerator, sharding=sharding).each(batch) for one in folders]
+        [
+            load_scorer(str(one), accelerator, sharding=sharding).each(batch, prompts=prompts)
+            for one in folders
+        ]
     )
     rows = {how: rows_of(data.held_out, combine_members(each, how)) for how in get_args(Combine)}
     found = {how: pair_accuracy(data.held_out, rows[how]) for how in rows}

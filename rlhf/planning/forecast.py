@@ -252,7 +252,7 @@ def _reward(sizes: Matrices, cost: Costs, amount: Amount) -> Operations:
 
 
 def _reference(sizes: Matrices, cost: Costs, amount: Amount) -> Operations:
-    """A prompt is read once for all its responses, but by the reward model with each of them.
+    """A prompt is read once for all its responses, by the model and by the reward model.
 
     A sampled token is multiplied with all tokens before it.
     """
@@ -260,10 +260,9 @@ def _reference(sizes: Matrices, cost: Costs, amount: Amount) -> Operations:
     own, response = amount.samples * amount.response_tokens, amount.response_tokens
     sampled = trunk_flops(sizes, prompt + own, prompt**2 + own * (prompt + response / 2))
     read = trunk_flops(sizes, prompt + own, prompt**2 + own * (prompt + response))
-    logits, rewarded = amount.samples * cost.logits, amount.samples * cost.read
+    logits = amount.samples * cost.logits
     return Operations(
-        {"sampling": prompts * (sampled + logits), "scoring": prompts * (read + rewarded + logits)},
-        {},
+        {"sampling": prompts * (sampled + logits), "scoring": prompts * (2 * read + logits)}, {}
     )
 
 

@@ -1,5 +1,6 @@
 """Signals for tests: functions of prompt and response."""
 
+import itertools
 import os
 import signal
 import time
@@ -31,3 +32,11 @@ def count_slowly(prompt: str, response: str) -> float:
     """`count_vowels`, half a second later."""
     time.sleep(0.5)
     return count_vowels(prompt, response)
+
+
+_calls = itertools.count(1)
+
+
+def count_calls(prompt: str, response: str) -> float:
+    """Which call of this function it is, so that the same response asked twice differs."""
+    return float(next(_calls))

@@ -45,7 +45,9 @@ MODELS = ("reference", "policy")  # before and after, as reports name them
 
 def measure(config: Config, out: Path) -> Config:
     """Train reward model and judge once; train and evaluate a policy for every seed and length."""
-    accuracies = prepare(config, out)
+    pairs = read_pairs(config["data"])
+    stories = story_prompts(config, first_sentences(pairs["heldout"]))
+    accuracies = prepare(config, out, pairs, {"reference": stories})
     first, steps = config["seeds"][0], config["ppo"]["steps"]
     train = partial(train_policy, config, out)
     others = [partial(train, first, {"steps": other}) for other in config["steps"]]
@@ -67,37 +69,39 @@ def measure(config: Config, out: Path) -> Config:
     return result | ({"ptx": found[len(others) - 1]} if how else {})
 
 
-def prepare(config: Config, out: Path) -> Config:
-    """Train reward model and judge, and store reference outputs; the accuracies of the two."""
-    pairs = read_pairs(config["data"])
-    accuracies = train_rewards(config, pairs, out)
-    records = story_prompts(config, first_sentences(pairs["heldout"]))
-    store_outputs(config, out, "reference", records)
-    return accuracies
-
-
-def train_rewards(
-    config: Config, pairs: dict[str, list[Config]], out: Path, labels: int | None = None
+def prepare(
+    config: Config,
+    out: Path,
+    pairs: dict[str, list[Config]],
+    stores: dict[str, list[RankedPrompt]],
+    labels: int | None = None,
 ) -> Config:
-    """Train reward model and judge, on the labels of different people; their accuracies.
+    """Train reward model and judge while the original's responses are stored; both accuracies.
 
-    The reward model has as many labels as the judge, or `labels` of them.
+    Args:
+        config: of `people`.
+        out: folder of the experiment.
+        pairs: judged pairs by split; reward model and judge learn from different people's.
+        stores: by name, the prompts that the original model answers; the reward model scores them.
+        labels: of the reward model; as many as the judge's if not given.
     """
     number = config["pairs"]
-    roles = {"reward": ("A", labels or number), "judge": ("B", number)}
-    found = at_once(
-        *(
-            partial(train_reward, config, pairs, split, out / name, count)
-            for name, (split, count) in roles.items()
-        )
-    )
-    return dict(zip(roles, found, strict=True))
+    roles = {"judge": ("B", number), "reward": ("A", labels or number)}
+    trained = [
+        partial(train_reward, config, pairs, split, out / name, count)
+        for name, (split, count) in roles.items()
+    ]
+    stored = [partial(store_outputs, config, out, *store) for store in stores.items()]
+    found = at_once(*trained, *stored)
+    for name in stores:
+        rlhf("reference", "--reward", out / "reward", "--out", out / name)
+    return dict(zip(roles, found[: len(roles)], strict=True))
 
 
 def store_outputs(config: Config, out: Path, name: str, records: list[RankedPrompt]) -> None:
-    """Store the original model's responses to some prompts, with rewards."""
+    """Store the original model's responses to some prompts."""
     prompts = write_dataset(out / f"{name}-prompts", records)
-    base = ["--prompts", prompts, "--model", config["model"], "--reward", out / "reward"]
+    base = ["--prompts", prompts, "--model", config["model"]]
     stage(out / name, "reference", *base, *flags(config["reference"]))
 
 

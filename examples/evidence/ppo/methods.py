@@ -22,10 +22,9 @@ from examples.evidence.experiment import SHOWN_N, Table, interval, resolved, run
 from examples.evidence.human_labels.people import (
     first_sentences,
     judge_policy,
+    prepare,
     read_pairs,
-    store_outputs,
     story_prompts,
-    train_rewards,
 )
 from rlhf.errors import InputError
 from rlhf.records.ranked import read_ranked
@@ -50,15 +49,16 @@ def measure(config: Config, out: Path) -> Config:
     people, seed = resolved(config)["people"], config["seeds"][0]
     people.pop("config", None)  # the file that it was read from
     pairs = read_pairs(people["data"])
-    accuracies = train_rewards(people, pairs, out, config["labels"])
-    write_pairs(out / "reward-labels", out / "pairs")
     firsts = first_sentences(pairs["heldout"])
     is_tuned = all("chosen" in method for method in config["methods"].values())
+    stores = {}
     for judged_on, name in REFERENCES.items() if not is_tuned else [("test", REFERENCES["test"])]:
         stories = story_prompts(people | {"judged_on": judged_on}, firsts)
         if judged_on == "validation":  # policies train on the prompts of the other store
             stories = [story for story in stories if story.prompt.split == "test"]
-        store_outputs(people, out, name, stories)
+        stores[name] = stories
+    accuracies = prepare(people, out, pairs, stores, config["labels"])
+    write_pairs(out / "reward-labels", out / "pairs")
     config = config | {"people": people}
     methods = measure_methods(config, out)
     # any policy's report has best-of-n sampling of the stored outputs

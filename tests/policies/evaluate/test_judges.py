@@ -3,14 +3,19 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from policies.evaluate.answers import ModelAnswers
-from policies.evaluate.judges import AIJudge
+from policies.evaluate.judges import AIJudge, score_with_gold, score_with_reward
+from policies.rewards import load_reward
 from policies.sampling.generate import Sample
+from reward.scoring.texts import load_text_reward
 from rlhf.endpoints.judge import Endpoint
 from rlhf.errors import InterruptedRunError
+from rlhf.parallel.distributed import start
 from rlhf.records.schema import Message, Prompt, Sampling
+from tests.policies.stores import MODEL, build_row
 from tests.servers.judge import JudgeServer
 
 NUM_PROMPTS = 6
@@ -44,3 +49,29 @@ def test_a_question_that_fails_takes_no_answered_one_with_it(
         wins = judge.wins(prompts, answers("a long answer"), answers("short"))
         assert wins.tolist() == [1.0] * NUM_PROMPTS
         assert len(server.calls) == 2
+
+
+def test_the_same_answer_of_two_models_is_an_exact_tie() -> None:
+    """The function gives every call another number: a response that is asked twice would differ."""
+    name = "signal:tests.pipeline.signals:count_calls"
+    accelerator = start("fp32", 0)
+    rows = [build_row(number, 0, "test") for number in range(40)]
+    same, other = answers("the same"), answers("another")
+
+    def of_rows(*by_sample: ModelAnswers) -> ModelAnswers:
+        samples = [[one.samples[0][0] for one in by_sample] for _ in rows]
+        texts = [[f"{one.texts[0][0]} {row.text}" for one in by_sample] for row in rows]
+        return ModelAnswers(MODEL, samples, texts, Sampling())
+
+    by_model = {"reference": of_rows(same, other), "policy": of_rows(other, other)}
+    by_reward = score_with_reward(rows, by_model, load_reward([name], accelerator), 0)
+    gold = load_text_reward(name, accelerator, 100)
+    by_gold = score_with_gold([row.prompt for row in rows], by_model, gold)
+    for scores in (by_reward, by_gold):
+        shapes = {model: found.shape for model, found in scores.items()}
+        assert shapes == {"reference": (40, 2), "policy": (40, 2)}
+        first, second = scores["reference"].T
+        # two calls for each prompt, one prompt after the other
+        assert second.tolist() == (first + 1).tolist()
+        assert first.tolist() == (first[0] + 2 * np.arange(40)).tolist()
+        assert (scores["policy"] == second[:, None]).all()

@@ -59,6 +59,32 @@ def test_what_rows_begin_with_in_common_is_read_once(reward_folder):
     assert widths[0] == 5 + 2 + 2 + 1  # closed by the end token, 2
 
 
+def test_a_prompt_is_read_once_for_all_its_responses(reward_folder):
+    scorer = load_scorer(str(reward_folder), Accelerator(mixed_precision="no"))
+    prompts, rows = zip(
+        *[
+            ("a", [5, 6, 7, 8, 9, 20, 21, 2]),
+            ("b", [30, 31, 32, 33, 34, 35, 40]),
+            ("a", [5, 6, 7, 8, 9, 22]),
+            ("b", [30, 31, 32, 33, 34, 35, 41, 42]),
+            ("a", [5, 6, 7, 8, 9, 20, 21, 2]),  # the same response again
+        ],
+        strict=True,
+    )
+    widths: list[int] = []
+    [(module, _)] = scorer._members
+    module.classifier.base_model.embed_tokens.register_forward_pre_hook(
+        lambda _, inputs: widths.append(inputs[0].numel())
+    )
+    alone = [scorer(pad_right([row], 0)).item() for row in rows]
+    # the prompt and each response with its end token, 2: 5 + (3 + 2 + 3) and 6 + (2 + 3)
+    for budget, packed in ((1000, [24]), (14, [13, 11])):
+        widths.clear()
+        found = scorer(pad_right(rows, 0), budget, prompts)
+        assert found.tolist() == pytest.approx(alone, abs=1e-6)
+        assert widths == packed
+
+
 def test_scoring_works_under_bf16_autocast(reward_folder):
     exact = load_scorer(str(reward_folder), Accelerator(mixed_precision="no"))
     batch = pad_right([[7, 8, 9], [10]], 0)

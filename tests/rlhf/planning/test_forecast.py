@@ -67,13 +67,13 @@ def test_operations_of_a_reward_model() -> None:
 
 def test_operations_of_reference_outputs() -> None:
     # sampled: 2·5·100 + 4·6·(3² + 2·(3 + 1)) + 160 = 1568; read: 2·5·100 + 4·6·(3² + 2·5) = 1456
-    # by the original, 2·5·100 + 4·6·5² = 1600 by the reward model
+    # by the original, and by the reward model
     found = count_operations("reference", SHAPE, AMOUNT)
-    assert found.steps == {"sampling": 12 * 1568, "scoring": 12 * (1456 + 1600 + 160)}
+    assert found.steps == {"sampling": 12 * 1568, "scoring": 12 * (2 * 1456 + 160)}
     assert found.around == {}
     # 2·11·100 + 4·6·(3² + 8·(3 + 1)) + 640 = 3824; read: 2·11·100 + 4·6·(3² + 8·5) = 3376
     found = count_operations("reference", SHAPE, AMOUNT.changed({"samples": 4}))
-    assert found.steps == {"sampling": 12 * 3824, "scoring": 12 * (3376 + 4 * 1600 + 640)}
+    assert found.steps == {"sampling": 12 * 3824, "scoring": 12 * (2 * 3376 + 640)}
 
 
 def test_operations_of_ppo() -> None:

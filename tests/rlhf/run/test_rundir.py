@@ -1,5 +1,6 @@
 """A run folder records what its stage is and how it ended, and nobody's files are overwritten."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,19 @@ def test_a_stage_that_others_have_yet_to_complete_stays_running(tmp_path: Path) 
     with stage_status(run, is_complete=run.report_json.is_file):
         run.report_json.write_text("{}", encoding="utf-8")
     assert run.is_done
+
+
+class Lost(RuntimeError):
+    """Another rank was ended by SIGTERM, which comes here while the loss of it is recorded."""
+
+    def __str__(self) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "connection closed by peer"
+
+
+def test_a_signal_while_a_failure_is_recorded_interrupts(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "ppo")
+    with pytest.raises(KeyboardInterrupt), stage_status(run):
+        raise Lost
+    assert run.read_stage()["status"] == "interrupted"
+    assert "error" not in run.read_stage()
