@@ -241,8 +241,8 @@ def stage_status(
     """
 
     def end(status: str, **extra: str) -> None:
-        _set_status(run, status, **extra)
         if is_main_process():
+            _set_status(run, status, **extra)
             notify(url, str(run.path), status, extra.get("error", ""))
 
     only = locked(run.path, _how_to_go_on(run)) if alone and is_main_process() else nullcontext()
@@ -250,10 +250,9 @@ def stage_status(
         try:
             try:
                 yield
-            except (KeyboardInterrupt, InterruptedRunError):
-                raise
             except BaseException as error:  # SIGTERM, which ended another rank, may arrive here
-                end("failed", error=f"{type(error).__name__}: {error}")
+                if not isinstance(error, KeyboardInterrupt | InterruptedRunError):
+                    end("failed", error=f"{type(error).__name__}: {error}")
                 raise
         except (KeyboardInterrupt, InterruptedRunError):
             end("interrupted")
@@ -388,8 +387,6 @@ def _until_last_heartbeat(run: RunDir) -> float:
 
 
 def _set_status(run: RunDir, status: str, **extra: str) -> None:
-    if not is_main_process():
-        return
     content = {name: one for name, one in _stop_clock(run).items() if name != "error"}
     finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(run.stage_file, {**content, "status": status, "finished_at": finished_at, **extra})
