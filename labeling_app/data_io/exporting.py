@@ -65,6 +65,7 @@ def export(
         records = [show.in_record(record) for record in ranked]
         is_of_all = not (kinds or annotators)
         replaced = ranking_counts(db).replaced if is_of_all else 0
+        without_responses = sum(store.prompts_by_split(db).values()) - len(records)
     by_kind = Counter(ranking.kind for record in records for ranking in record.rankings)
     if not by_kind:
         _raise_nothing_ranked(store, kinds, annotators)
@@ -75,6 +76,7 @@ def export(
         "chosen": chosen,
         "annotator_hours": round(hours, 4),
         "replaced_by_decisions": replaced,
+        "prompts_without_responses": without_responses,
         **seen,
     }
     with new_folder(out) as folder:

@@ -35,6 +35,7 @@ from labeling_app.db.rankings import insert_ranking, rankings_of_prompt, retire_
 from labeling_app.db.tasks import queue_tasks
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import text_hash
+from rlhf.records.ranked import SPLITS
 from rlhf.records.schema import (
     AnnotatorKind,
     Message,
@@ -272,6 +273,16 @@ class Store:
                         WHEN 'responses' THEN {hidden.format("responses")}
                         WHEN 'rankings' THEN {hidden.format("rankings")} ELSE 0 END FROM totals"""
         return dict(self.connections.db.execute(query).fetchall())
+
+    def prompts_by_split(self, moment: Database | None = None) -> dict[str, int]:
+        """How many prompts each split has, with and without responses.
+
+        Args:
+            moment: a `snapshot` that shows the moment; default: now.
+        """
+        query = f"SELECT split, COUNT(*) FROM prompts WHERE {VISIBLE} GROUP BY split"
+        found = dict((moment or self.connections.db).execute(query).fetchall())
+        return {split: found.get(split, 0) for split in SPLITS}
 
     def add_rubric(self, text: str) -> str:
         """Store a rubric and return its version, a hash of its text."""

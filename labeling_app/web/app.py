@@ -29,7 +29,7 @@ from labeling_app.web.live.live import Live
 from labeling_app.web.live.routes import add_live_routes
 from labeling_app.web.programs.feedback_route import add_feedback_route
 from labeling_app.web.runs.loop_process import LoopProcess
-from labeling_app.web.runs.routes import add_runs_page
+from labeling_app.web.runs.routes import add_page_without_loop, add_runs_page
 
 BOARD_FILES = Path(__file__).parent / "pages" / "board"
 SCRIPTS = ("ranking.js", "cards.js", "drag.js", "outbox.js", "drafts.js", "looking.js", "board.js")
@@ -96,7 +96,9 @@ def build_app(
     if live is not None:
         add_live_routes(app, live, lambda request: sender_of(request).name)
     frame = add_lead_pages(app, board, max_upload_bytes, compare)
-    if loop is not None:
+    if loop is None:
+        add_page_without_loop(app, frame)
+    else:
         add_runs_page(app, frame, loop, board.store.connections)
     gr.mount_gradio_app(
         app,

@@ -75,6 +75,19 @@ def add_runs_page(
         return JSONResponse(await run_sync(answer, process, sender_of(request).name, payload))
 
 
+def add_page_without_loop(app: FastAPI, frame: LeadFrame) -> None:
+    """Say at the address of the page how to start the board with a loop."""
+
+    @app.get(PATH)
+    def page(request: Request) -> HTMLResponse:
+        error = InputError(
+            "This board was started without a loop",
+            "Whoever runs it stops it and starts it again with the loop's settings file: "
+            "rlhf label --loop loop.yaml, with the other settings as before.",
+        )
+        return frame.broken_page(request, "Runs", error, status_code=404)
+
+
 def _add_reports(app: FastAPI, frame: LeadFrame, process: LoopProcess) -> None:
     @app.get(PATH + "/{number}/{stage}")
     def report(request: Request, number: int, stage: str) -> HTMLResponse:

@@ -56,9 +56,16 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         f"Exported {counted(result['rankings'], 'ranking')} ({kinds}) to {result['out']}: "
         f"{splits} {unit}."
     )
+    left_out = []
     if result["replaced_by_decisions"]:
         replaced = counted(result["replaced_by_decisions"], "ranking")
-        text += f" Left out: {replaced} of tasks that a lead has decided."
+        left_out.append(f"{replaced} of tasks that a lead has decided")
+    if result["prompts_without_responses"]:
+        left_out.append(
+            f"{counted(result['prompts_without_responses'], 'prompt')} without responses"
+        )
+    if left_out:
+        text += f" Left out: {listed(left_out)}."
     if settings.format == "ranked" and not result["prompts"].get("test"):
         text += (
             " There are no test prompts, with which accuracy is measured; to add some: "

@@ -95,7 +95,8 @@ def run(settings: Settings) -> dict[str, Any]:
             )
         )
     with Store(settings.db) as store:
-        return {**asdict(report), "db": str(settings.db), "in_db": store.counts()}
+        in_db, splits = store.counts(), store.prompts_by_split()
+    return {**asdict(report), "db": str(settings.db), "in_db": in_db, "splits": splits}
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
@@ -115,7 +116,9 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if result["checks_not_made"]:
         refused = counted(result["checks_not_made"], "gold or training task")
         lines.append(f"{refused} not made, the first: {result['first_not_made'][0]}")
-    lines.append(f"{settings.db} holds {listed([counted(held[n], n[:-1]) for n in HELD])}.")
+    prompts, responses, rankings = (counted(held[name], name[:-1]) for name in HELD)
+    splits = ", ".join(f"{number:,} {split}" for split, number in result["splits"].items())
+    lines.append(f"{settings.db} holds {prompts} ({splits}), {responses} and {rankings}.")
     if not held["responses"]:
         lines.append(next_command("generate", db=settings.db, model="MODEL"))
     elif held["rankings"]:

@@ -35,13 +35,15 @@ def judged(store, make_prompt, make_responses):
     return ranking
 
 
-def test_ranked_export_reads_back_as_it_was(store, judged, tmp_path):
+def test_ranked_export_reads_back_as_it_was(store, judged, make_prompt, tmp_path):
+    store.add_prompts([make_prompt("Why?"), make_prompt("Where?")])  # without responses
     manifest = export(store, tmp_path / "out", "ranked", names=True)
     records = read_ranked(tmp_path / "out")
     assert records == list(store.ranked_prompts())
     assert records[0].rankings == (judged,)
     assert records[1].rankings == ()  # kept: the reference stage reads its prompt
     assert manifest["prompts"] == {"train": 1, "test": 1}
+    assert manifest["prompts_without_responses"] == 2
     assert manifest["rankings"] == 1
 
 

@@ -26,8 +26,9 @@ IMPORTED = {
     "judgments_by": {},
     "unfinished": 0,
     "in_db": {"prompts": 2301, "responses": 4602, "rankings": 2303},
+    "splits": {"train": 2000, "test": 301},
 }
-HOLDS = "labels.db holds 2,301 prompts, 4,602 responses and 2,303 rankings."
+HOLDS = "labels.db holds 2,301 prompts (2,000 train, 301 test), 4,602 responses and 2,303 rankings."
 NONE_NEW = {"new_prompts": 0, "new_responses": 0, "new_rankings": 0}
 DISTANT = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 50}
 
@@ -72,10 +73,11 @@ def test_an_import_lists_the_lines_that_it_left_out(num_bad: int, last: str) -> 
 def test_an_import_says_what_became_of_gold_items_and_what_comes_next() -> None:
     checks = {"new_checks": 1, "checks_not_made": 2, "first_not_made": ["a:1: seen by ann"]}
     held = {"prompts": 3, "responses": 6, "rankings": 0}
+    checks |= {"splits": {"train": 3, "test": 0}}
     assert sentences("import", {}, IMPORTED | checks | {"in_db": held})[1:] == [
         "1 gold or training task will be mixed in.",
         "2 gold or training tasks not made, the first: a:1: seen by ann",
-        "labels.db holds 3 prompts, 6 responses and 0 rankings.",
+        "labels.db holds 3 prompts (3 train, 0 test), 6 responses and 0 rankings.",
         "Next: rlhf label --db labels.db",
     ]
     held["responses"] = 0
@@ -118,7 +120,7 @@ def test_a_judge_says_how_far_people_agree_with_it() -> None:
 
 def test_an_export_says_who_ranked_and_which_command_reads_it() -> None:
     counts = {"rankings": 5, "rankings_by_kind": {"human": 4, "ai": 1}, "out": "out"}
-    counts["replaced_by_decisions"] = 0
+    counts |= {"replaced_by_decisions": 0, "prompts_without_responses": 0}
     ranked = counts | {"prompts": {"train": 3, "test": 1}}
     assert sentences("export", {"format": "ranked"}, ranked) == [
         "Exported 5 rankings (4 human and 1 ai) to out: 3 train and 1 test prompts.",
@@ -129,6 +131,12 @@ def test_an_export_says_who_ranked_and_which_command_reads_it() -> None:
         "Exported 5 rankings (4 human and 1 ai) to out: 4 train and 0 test prompts. There are no "
         "test prompts, with which accuracy is measured; to add some: rlhf import FILE "
         "--db labels.db --split test"
+    )
+    ranked = counts | {"prompts": {"train": 3, "test": 1}, "prompts_without_responses": 1_200}
+    assert sentences("export", {"format": "ranked"}, ranked | {"replaced_by_decisions": 1})[
+        0
+    ].endswith(
+        " Left out: 1 ranking of tasks that a lead has decided and 1,200 prompts without responses."
     )
     rows = counts | {"rows": {"train": 9, "test": 0}}
     assert sentences("export", {"format": "trl"}, rows) == [

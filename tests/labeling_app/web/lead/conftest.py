@@ -12,7 +12,7 @@ from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
 from labeling_app.web.access.sign_in import COOKIE
 from labeling_app.web.app import add_lead_pages
 from labeling_app.web.board.session import Board
-from labeling_app.web.runs import routes as runs
+from labeling_app.web.runs import routes
 from policies.serving.thumbs.comparison import compare_thumbs
 from tests.labeling_app.conftest import run_async
 
@@ -33,7 +33,9 @@ def ask(store, queue) -> Callable[..., list[httpx.Response]]:
         board = Board(store, queue, has_sign_in=True)
         frame = add_lead_pages(app, board, 3_000_000, compare_thumbs)
         if has_loop:
-            frame.add_to_navigation("Runs", runs.PATH)
+            frame.add_to_navigation("Runs", routes.PATH)
+        else:
+            routes.add_page_without_loop(app, frame)
         find = user_of_cookie(users, store.secret)
         protected = AuthMiddleware(app, find_user=find, users=users, secret=store.secret)
         transport = httpx.ASGITransport(protected)
