@@ -69,7 +69,7 @@ def run(settings: Settings) -> dict[str, Any]:
         },
         "differing_settings": differing_settings(runs),
     }
-    return found | (_thumbs(settings.db) if settings.db else {})
+    return found | (_content(settings.db) if settings.db else {})
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
@@ -86,28 +86,40 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
             parts.append("\n".join(map(_describe_served, result["served"])))
         parts += map(describe_comparison, result["comparisons"])
         if not (result["served"] or result["comparisons"]):
-            parts.append(
-                f"{settings.db} holds no response of a served policy: "
-                f"rlhf serve --policy RUN --db {settings.db}"
-            )
+            parts.append(_describe_labels(settings.db, result["labels"]))
     return "\n\n".join(parts)
 
 
-def _thumbs(db: Path) -> dict[str, list[dict[str, Any]]]:
-    """Every policy that was served by itself, and every comparison of two, the newest last."""
+def _content(db: Path) -> dict[str, Any]:
+    """Every policy that was served by itself, every comparison of two, and how much is ranked.
+
+    The newest comparison comes last.
+    """
     from labeling_app.db.answers.served import comparisons, served_alone
     from labeling_app.db.store import Store
     from policies.serving.thumbs.comparison import compare_thumbs
 
     with Store(db, read_only=True) as store:
         rows, served = comparisons(store.connections), served_alone(store.connections)
+        labels = store.counts()
     found = []
     for row in rows:
         compared = compare_thumbs(row["thumbs"])
         for variant in ("policy", "against"):
             compared[variant]["name"] = row[variant]
         found.append({"share": row["share"], "started_at": row["started_at"], **compared})
-    return {"served": served, "comparisons": found}
+    return {"served": served, "comparisons": found, "labels": labels}
+
+
+def _describe_labels(db: Path, labels: Mapping[str, int]) -> str:
+    """What a database holds that no served policy writes to."""
+    prompts, responses, rankings, tasks = (
+        counted(labels[name], name[:-1]) for name in ("prompts", "responses", "rankings", "tasks")
+    )
+    return (
+        f"{db} holds {prompts}, {responses} and {rankings}; {labels['open']:,} of {tasks} "
+        f"are open.\nNo response is of a served policy: rlhf serve --policy RUN --db {db}"
+    )
 
 
 def _describe_served(policy: Mapping[str, Any]) -> str:

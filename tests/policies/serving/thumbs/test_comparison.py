@@ -88,12 +88,21 @@ def test_status_shows_every_comparison(tmp_path: Path, capsys, refused):
     assert (found["share"], found["policy"]["up"], found["against"]["down"]) == (0.1, 7, 8)
     assert "--full has no effect without a run" in refused("status", "--db", db, "--full")
     assert "No label database at" in refused("status", "--db", tmp_path / "none.db")
-    with Store(tmp_path / "empty.db"):
-        pass
-    assert main(["status", "--db", str(tmp_path / "empty.db")]) == 0
+    with Store(tmp_path / "ranked.db") as store:
+        prompts = [
+            Prompt.create((Message(role="user", content=words),), "train", "") for words in "ab"
+        ]
+        store.add_prompts(prompts)
+        store.add_responses(
+            Response(id=f"{n}{text}", prompt_id=prompt.id, text=text, model="m")
+            for n, prompt in enumerate(prompts)
+            for text in ("x", "y")
+        )
+    assert main(["status", "--db", str(tmp_path / "ranked.db")]) == 0
     assert capsys.readouterr().out == (
-        f"{tmp_path / 'empty.db'} holds no response of a served policy: "
-        f"rlhf serve --policy RUN --db {tmp_path / 'empty.db'}\n"
+        f"{tmp_path / 'ranked.db'} holds 2 prompts, 4 responses and 0 rankings; 2 of 2 tasks are "
+        "open.\nNo response is of a served policy: rlhf serve --policy RUN --db "
+        f"{tmp_path / 'ranked.db'}\n"
     )
 
 
