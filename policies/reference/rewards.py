@@ -56,7 +56,7 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     accelerator = start(settings.precision, settings.seed)
     manifest = from_main(read_manifest(run.outputs))
     description = describe_rewards([settings.reward], manifest["model"])["reward"]
-    if manifest["reward"] == description:
+    if manifest["reward"] is not None and manifest["reward"]["hash"] == description["hash"]:
         return run.read_report()
     if manifest["reward"] is not None:
         _require_replacing(settings, manifest["reward"], description)

@@ -4,23 +4,22 @@ An ensemble is the folder of its first member with the others inside, as member-
 other programs load the first member, this module loads all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reward.data.batches import lay_out, split_packed
-from reward.data.groups import Group
 from reward.model.module import RewardModule
+from reward.scoring.passes import lay_out, packed_passes, padded_passes
 from reward.settings import Combine
 from rlhf.modeling.adapters import load_reward_model_on
-from rlhf.modeling.attention.layout import TrunkInputs, common_prefix_length, last_tokens
-from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, share_prompts
+from rlhf.modeling.attention.layout import TrunkInputs, last_tokens
+from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import describe_model, load_reward_model, model_folder
 from rlhf.modeling.pairs import has_token_types, is_for_pairs, parts_of_pairs
@@ -34,8 +33,6 @@ from rlhf.run.watchdog import beat
 
 TOKENS_PER_BATCH = 4096
 MEMBERS = "member-*"
-
-Pass = tuple[Int[Tensor, " N"], TrunkInputs]  # rows of a batch, and the inputs that hold them
 
 
 @final
@@ -92,7 +89,7 @@ class Scorer:
         shape = (len(self._members), len(batch.ids))
         rewards = torch.zeros(shape, dtype=torch.float32, device=there)
         for rows, inputs in self._passes(batch, tokens_per_batch, prompts):
-            rewards[:, send(rows, there)] = self._score(inputs)
+            rewards[:, send(torch.tensor(rows), there)] = self._score(inputs)
             beat()
         return rewards.to(device)
 
@@ -119,67 +116,35 @@ class Scorer:
 
     def _passes(
         self, batch: TokenBatch, tokens_per_batch: int, prompts: Sequence[str] | None
-    ) -> Sequence[Pass]:
-        """Packed rows if they save much, else padded ones.
+    ) -> Iterator[tuple[list[int], TrunkInputs]]:
+        """The rows of each forward pass with its inputs: packed if that saves much, else padded.
 
         Every process of a sharded model makes as many passes.
         """
-        padded = self._padded(batch, tokens_per_batch)
         if self._shared:
-            packed = _packed(batch, tokens_per_batch, prompts)
-            if _tokens(packed) <= (1 - LEAST_SAVING) * _tokens(padded):
-                return packed
-        return self._sharding.equal_calls(self._accelerator, padded)
-
-    def _padded(self, batch: TokenBatch, tokens_per_batch: int) -> list[Pass]:
+            both = zip(batch.ids, batch.mask, strict=True)
+            sequences = [ids[mask].tolist() for ids, mask in both]
+            packed = packed_passes(sequences, prompts, tokens_per_batch)
+            if packed is not None:
+                for groups in packed:
+                    yield [row for one in groups for row in one.rows], lay_out(groups, sequences)
+                return
         lengths = batch.mask.sum(dim=1)
-        order = lengths.argsort(descending=True, stable=True)
-        passes: list[Pass] = []
-        start = 0
-        while start < len(order):
-            width = max(1, int(lengths[order[start]]))
-            rows = order[start : start + max(1, tokens_per_batch // width)]
-            ids, mask = batch.ids[rows, :width], batch.mask[rows, :width]
-            parts = None
-            if is_for_pairs(self._reader.tokenizer):
-                parts = parts_of_pairs(ids, mask, self._ends[0])
-            reads = last_tokens(lengths[rows], width)
-            passes.append((rows, TrunkInputs(ids, reads, parts=parts)))
-            start += len(rows)
-        return passes
+        padded = padded_passes(lengths.tolist(), tokens_per_batch)
+        for rows in self._sharding.equal_calls(self._accelerator, padded):
+            width = int(lengths[rows].max())
+            yield rows, self._pad(batch.ids[rows, :width], batch.mask[rows, :width])
+
+    def _pad(self, ids: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> TrunkInputs:
+        reads = last_tokens(mask.sum(dim=1), ids.shape[1])
+        if is_for_pairs(self._reader.tokenizer):
+            return TrunkInputs(ids, reads, parts=parts_of_pairs(ids, mask, self._ends[0]))
+        return TrunkInputs(ids, reads)
 
     def _score(self, inputs: TrunkInputs) -> Float[Tensor, "M B"]:
         inputs = inputs.to(self._accelerator.device)
         with torch.no_grad(), self._accelerator.autocast():
             return torch.stack([module(inputs) + bias for module, bias in self._members])
-
-
-def _packed(batch: TokenBatch, tokens_per_batch: int, prompts: Sequence[str] | None) -> list[Pass]:
-    """Passes of one row each, in which what the rows of a prompt begin with stands once.
-
-    Where one prefix of all saves more, that stands once instead.
-    """
-    both = zip(batch.ids, batch.mask, strict=True)
-    sequences = [tuple(ids[mask].tolist()) for ids, mask in both]
-    members: dict[str, list[int]] = {}
-    for row in range(len(sequences)):
-        members.setdefault(prompts[row] if prompts else str(row), []).append(row)
-    groups = []
-    for prompt, rows in members.items():
-        common = common_prefix_length([sequences[row] for row in rows])
-        own = tuple(sequences[row][common:] for row in rows)
-        groups.append(Group(prompt, sequences[rows[0]][:common], own))
-    return [
-        (
-            torch.tensor([row for group in part for row in members[group.prompt_id]]),
-            lay_out(part, 0, shared=True),
-        )
-        for part in split_packed(groups, tokens_per_batch)
-    ]
-
-
-def _tokens(passes: Sequence[Pass]) -> int:
-    return sum(inputs.ids.numel() for _, inputs in passes)
 
 
 def combine_members(rewards: Float[Tensor, "M N"], how: Combine) -> Float[Tensor, " N"]:

@@ -255,7 +255,8 @@ def stage_status(
                     end("failed", error=f"{type(error).__name__}: {error}")
                 raise
         except (KeyboardInterrupt, InterruptedRunError):
-            end("interrupted")
+            if run.read_stage().get("status") == "running":  # else the failure is recorded
+                end("interrupted")
             raise
         if is_complete():
             end("done")

@@ -40,6 +40,7 @@ from rlhf.run.rundir import RunDir
 SPLITS = ("A", "B", "heldout")
 SHOWN_SAMPLES = 20
 SHORTEST_TEXT = 100  # characters; shorter parts are titles of passages
+SCORING = ("precision", "batch_size")  # settings of reference outputs that count for rewards
 MODELS = ("reference", "policy")  # before and after, as reports name them
 
 
@@ -76,26 +77,29 @@ def prepare(
     stores: dict[str, list[RankedPrompt]],
     labels: int | None = None,
 ) -> Config:
-    """Train reward model and judge while the original's responses are stored; both accuracies.
+    """Train reward model and judge, and store the original's responses; both accuracies.
+
+    With fewer `labels` the reward model is trained sooner: then responses are stored while the
+    judge learns. Else they have all cores.
 
     Args:
         config: of `people`.
         out: folder of the experiment.
-        pairs: judged pairs by split; reward model and judge learn from different people's.
-        stores: by name, the prompts that the original model answers; the reward model scores them.
+        pairs: judged pairs by split.
+        stores: by name, the prompts that the original model answers.
         labels: of the reward model; as many as the judge's if not given.
     """
     number = config["pairs"]
-    roles = {"judge": ("B", number), "reward": ("A", labels or number)}
-    trained = [
-        partial(train_reward, config, pairs, split, out / name, count)
-        for name, (split, count) in roles.items()
-    ]
+    judge = partial(train_reward, config, pairs, "B", out / "judge", number)
+    reward = partial(train_reward, config, pairs, "A", out / "reward", labels or number)
     stored = [partial(store_outputs, config, out, *store) for store in stores.items()]
-    found = at_once(*trained, *stored)
+    of_judge, of_reward, *_ = at_once(judge, reward, *(stored if labels else []))
+    for store in [] if labels else stored:
+        store()
+    how = {name: config["reference"][name] for name in SCORING if name in config["reference"]}
     for name in stores:
-        rlhf("reference", "--reward", out / "reward", "--out", out / name)
-    return dict(zip(roles, found[: len(roles)], strict=True))
+        rlhf("reference", "--reward", out / "reward", "--out", out / name, *flags(how))
+    return {"reward": of_reward, "judge": of_judge}
 
 
 def store_outputs(config: Config, out: Path, name: str, records: list[RankedPrompt]) -> None:

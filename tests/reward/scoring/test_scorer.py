@@ -77,12 +77,14 @@ def test_a_prompt_is_read_once_for_all_its_responses(reward_folder):
         lambda _, inputs: widths.append(inputs[0].numel())
     )
     alone = [scorer(pad_right([row], 0)).item() for row in rows]
-    # the prompt and each response with its end token, 2: 5 + (3 + 2 + 3) and 6 + (2 + 3)
-    for budget, packed in ((1000, [24]), (14, [13, 11])):
-        widths.clear()
-        found = scorer(pad_right(rows, 0), budget, prompts)
-        assert found.tolist() == pytest.approx(alone, abs=1e-6)
-        assert widths == packed
+    # the prompt and each response with its end token, 2: 5 + (3 + 2 + 3) and 6 + (2 + 3), in two
+    # passes of 14 tokens, in three of 11: a prompt is read again where its responses do not fit
+    for budget, packed in ((1000, [24]), (14, [11, 13]), (11, [11, 11, 7])):
+        for batch in (pad_right(rows, 0), pad_left(rows, 0)):
+            widths.clear()
+            found = scorer(batch, budget, prompts)
+            assert found.tolist() == pytest.approx(alone, abs=1e-6)
+            assert widths == packed
 
 
 def test_scoring_works_under_bf16_autocast(reward_folder):

@@ -1,7 +1,11 @@
 """A run folder records what its stage is and how it ended, and nobody's files are overwritten."""
 
+import os
 import signal
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -151,3 +155,23 @@ def test_a_signal_while_a_failure_is_recorded_interrupts(tmp_path: Path) -> None
         raise Lost
     assert run.read_stage()["status"] == "interrupted"
     assert "error" not in run.read_stage()
+
+
+def test_a_failure_that_is_recorded_stays_one(tmp_path: Path) -> None:
+    """SIGTERM comes while the chat is told of it."""
+    run = open_ppo(tmp_path / "ppo")
+
+    class Chat(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+
+    with HTTPServer(("localhost", 0), Chat) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        address = f"http://localhost:{server.server_port}"
+        with pytest.raises(KeyboardInterrupt), stage_status(run, address):
+            raise ValueError("oh")
+        thread.join()
+    assert run.read_stage()["status"] == "failed"
+    assert run.read_stage()["error"] == "ValueError: oh"
