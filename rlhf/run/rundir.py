@@ -255,7 +255,7 @@ def stage_status(
                     end("failed", error=f"{type(error).__name__}: {error}")
                 raise
         except (KeyboardInterrupt, InterruptedRunError):
-            if run.read_stage().get("status") == "running":  # else the failure is recorded
+            if run.read_stage().get("status") != "failed":  # the signal came after all is recorded
                 end("interrupted")
             raise
         if is_complete():

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -141,14 +142,23 @@ def test_a_stage_that_others_have_yet_to_complete_stays_running(tmp_path: Path) 
     assert run.is_done
 
 
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    """SIGTERM interrupts, as in every command."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 class Lost(RuntimeError):
     """Another rank was ended by SIGTERM, which comes here while the loss of it is recorded."""
 
     def __str__(self) -> str:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
         return "connection closed by peer"
 
 
+@pytest.mark.usefixtures("sigterm")
 def test_a_signal_while_a_failure_is_recorded_interrupts(tmp_path: Path) -> None:
     run = open_ppo(tmp_path / "ppo")
     with pytest.raises(KeyboardInterrupt), stage_status(run):
@@ -157,13 +167,14 @@ def test_a_signal_while_a_failure_is_recorded_interrupts(tmp_path: Path) -> None
     assert "error" not in run.read_stage()
 
 
+@pytest.mark.usefixtures("sigterm")
 def test_a_failure_that_is_recorded_stays_one(tmp_path: Path) -> None:
     """SIGTERM comes while the chat is told of it."""
     run = open_ppo(tmp_path / "ppo")
 
     class Chat(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1)
 
     with HTTPServer(("localhost", 0), Chat) as server:
