@@ -18,17 +18,17 @@ def listener() -> Iterator[Listener]:
 
 def test_a_stage_posts_how_it_ended(listener: Listener, tmp_path: Path) -> None:
     url, received = listener.url, listener.heard
-    run = RunDir(tmp_path)
-    with stage_status(run, url):
+    with stage_status(RunDir(tmp_path / "a"), url):
         pass
-    with pytest.raises(GuardError), stage_status(run, url):
+    with pytest.raises(GuardError), stage_status(RunDir(tmp_path / "b"), url):
         raise GuardError("Loss is not a number", "Lower the learning rate.")
-    with pytest.raises(InterruptedRunError), stage_status(run, url):
+    with pytest.raises(InterruptedRunError), stage_status(RunDir(tmp_path / "c"), url):
         raise InterruptedRunError("Stopped", "Resume.")
     assert [message["status"] for message in received] == ["done", "failed", "interrupted"]
-    assert received[0] == {"text": f"{tmp_path}: done", "run": str(tmp_path), "status": "done"}
+    done = str(tmp_path / "a")
+    assert received[0] == {"text": f"{done}: done", "run": done, "status": "done"}
     assert received[1]["text"] == (
-        f"{tmp_path}: failed\nGuardError: Loss is not a number\n  Lower the learning rate."
+        f"{tmp_path / 'b'}: failed\nGuardError: Loss is not a number\n  Lower the learning rate."
     )
 
 
