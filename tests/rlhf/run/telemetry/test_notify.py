@@ -18,6 +18,8 @@ def listener() -> Iterator[Listener]:
 
 def test_a_stage_posts_how_it_ended(listener: Listener, tmp_path: Path) -> None:
     url, received = listener.url, listener.heard
+    for name in "abc":
+        (tmp_path / name).mkdir()
     with stage_status(RunDir(tmp_path / "a"), url):
         pass
     with pytest.raises(GuardError), stage_status(RunDir(tmp_path / "b"), url):
