@@ -239,8 +239,8 @@ def _load(
         scorer = load_scorer(name, accelerator, members, sharding, base, given=given)
 
         def read(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:
-            read = scorer.without_thinking(prompts, texts, batch)
-            rewards = scorer(read, prompts=[prompt.id for prompt in prompts])
+            batch = scorer.without_thinking(prompts, texts, batch)
+            rewards = scorer(batch, prompts=[prompt.id for prompt in prompts])
             require_numbers(name, list(zip(prompts, rewards.tolist(), strict=True)))
             return rewards
 

@@ -41,20 +41,23 @@ def score_with_reward(
 
     All models' answers to a prompt are scored together, equal ones once: they are exact ties.
     """
-    answers = [_different(by_model, place) for place in range(len(rows))]
-    known: list[dict[Answer, float]] = []
+    answers = [_distinct(by_model, place) for place in range(len(rows))]
+    score_of: list[dict[Answer, float]] = []
     with progress("scoring answers", sum(map(len, answers))) as bar:
         for first in range(0, len(rows), PROMPTS_AT_ONCE):
-            some = answers[first : first + PROMPTS_AT_ONCE]
-            of_rows = zip(rows[first : first + PROMPTS_AT_ONCE], some, strict=True)
-            asked = [(row, one) for row, of in of_rows for one in of]
-            ids = [[*row.prompt_ids, *own] for row, (_, own) in asked]
-            texts = [text for _, (text, _) in asked]
+            of_prompts = answers[first : first + PROMPTS_AT_ONCE]
+            asked = [
+                (rows[place], answer)
+                for place, distinct in enumerate(of_prompts, start=first)
+                for answer in distinct
+            ]
             prompts = [row.prompt for row, _ in asked]
-            found = iter(reward(prompts, texts, pad_right(ids, pad_id)).tolist())
-            known += [{one: next(found) for one in of} for of in some]
+            texts = [text for _, (text, _) in asked]
+            ids = [[*row.prompt_ids, *token_ids] for row, (_, token_ids) in asked]
+            scores = iter(reward(prompts, texts, pad_right(ids, pad_id)).tolist())
+            score_of += [{answer: next(scores) for answer in distinct} for distinct in of_prompts]
             bar.advance(len(asked))
-    return _as_scores(by_model, known)
+    return _by_model(by_model, score_of)
 
 
 def score_with_gold(
@@ -67,13 +70,13 @@ def score_with_gold(
     asked: list[dict[Answer, Response]] = [{} for _ in prompts]
     for model in by_model.values():
         for place, responses in enumerate(model.responses(prompts)):
-            for one, response in zip(_answers(model, place), responses, strict=True):
-                asked[place].setdefault(one, replace(response, text=one[0]))
-    found = reward(
+            for answer, response in zip(_answers(model, place), responses, strict=True):
+                asked[place].setdefault(answer, replace(response, text=answer[0]))
+    scores = reward(
         [(prompt, tuple(of.values())) for prompt, of in zip(prompts, asked, strict=True)]
     )
-    known = [dict(zip(of, values, strict=True)) for of, values in zip(asked, found, strict=True)]
-    return _as_scores(by_model, known)
+    score_of = [dict(zip(*both, strict=True)) for both in zip(asked, scores, strict=True)]
+    return _by_model(by_model, score_of)
 
 
 def _answers(model: ModelAnswers, place: int) -> list[Answer]:
@@ -81,18 +84,21 @@ def _answers(model: ModelAnswers, place: int) -> list[Answer]:
     return [(text, tuple(sample.token_ids)) for text, sample in both]
 
 
-def _different(by_model: Mapping[str, ModelAnswers], place: int) -> list[Answer]:
-    each = [one for model in by_model.values() for one in _answers(model, place)]
-    return list(dict.fromkeys(each))
+def _distinct(by_model: Mapping[str, ModelAnswers], place: int) -> list[Answer]:
+    answers = [one for model in by_model.values() for one in _answers(model, place)]
+    return list(dict.fromkeys(answers))
 
 
-def _as_scores(
-    by_model: Mapping[str, ModelAnswers], known: Sequence[Mapping[Answer, float]]
+def _by_model(
+    by_model: Mapping[str, ModelAnswers], score_of: Sequence[Mapping[Answer, float]]
 ) -> dict[str, Scores]:
-    """The scores of each model's answers, given those of all answers to each prompt."""
+    """The scores of each model's answers, given for each prompt the score of every answer."""
     return {
         name: np.array(
-            [[of[one] for one in _answers(model, place)] for place, of in enumerate(known)]
+            [
+                [scores[answer] for answer in _answers(model, place)]
+                for place, scores in enumerate(score_of)
+            ]
         )
         for name, model in by_model.items()
     }
