@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from policies.trl_training.clock import StepClock
+from policies.trl_training.fused_head import project_labels_only
 from policies.trl_training.memory import keep_freed_memory
 from policies.trl_training.settings import TrainerSettings
 from rlhf.errors import ConfigError, GuardError, InputError
@@ -165,6 +166,7 @@ def trainer_stage(
         return
     if arguments.use_cpu:
         keep_freed_memory()
+        project_labels_only()
     with stage_status(run), watching_stage(run, None), warnings.catch_warnings():
         warnings.filterwarnings("ignore", OLD_NAME, FutureWarning)
         yield run

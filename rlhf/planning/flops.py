@@ -185,12 +185,11 @@ def _count_fused_head(
 ) -> None:
     """2·N·d·V forward; backward computes the logits again, then both gradients.
 
-    N counts every position on CPUs, on other devices those with a label.
+    N counts the positions with a label.
     """
     if not named.get("fused_lm_head"):
         return
-    output, mask = model.get_output_embeddings(), result.label_mask
-    positions = mask.numel() if mask.device.type == "cpu" else int(mask.sum())
+    output, positions = model.get_output_embeddings(), int(result.label_mask.sum())
     times = 1
     if result.log_probs.requires_grad:
         times += 2 + output.weight.requires_grad
