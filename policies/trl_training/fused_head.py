@@ -4,7 +4,7 @@ from trl.trainer import utils
 
 
 def project_labels_only() -> None:
-    """Let it leave out positions without a label on CPUs, as it does on GPUs.
+    """Let that layer leave out positions without a label on CPUs, as it does on GPUs.
 
     Elsewhere than on GPUs trl projects every position, because shapes that change would be compiled
     anew; nothing is compiled here, and prompts may be most of a text. Loss and gradients are the

@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -58,7 +57,8 @@ def read_run(path: Path, kinds: Mapping[str, type[Any]]) -> Run:
     if is_database(path):
         raise InputError(
             f"{path} is a label database, not a run",
-            f"Give the folder of a run; its labels are shown by rlhf label --db {quote(str(path))}",
+            "Give the folder of a run, or see what the database holds: "
+            f"rlhf status --db {shlex.quote(str(path))}",
         )
     if not path.is_dir():
         raise InputError(f"No such run: {path}", "Check the path; `ls` its folder to see the runs.")

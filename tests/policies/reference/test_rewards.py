@@ -60,6 +60,16 @@ def test_a_function_scores_what_is_stored_and_nothing_else_changes(out: Path) ->
     assert run.read_report()["reward"] == {"path": VOWELS, "hash": VOWELS}
 
 
+def test_the_same_reward_model_by_another_path_is_not_another(
+    out: Path, training: TrainingInputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert add(out, str(training.reward)) == 0
+    before = (out / "outputs" / "manifest.json").read_bytes()
+    monkeypatch.chdir(training.reward.parent)
+    assert add(out, training.reward.name) == 0
+    assert (out / "outputs" / "manifest.json").read_bytes() == before
+
+
 def test_scoring_adds_to_what_the_store_has_cost(out: Path) -> None:
     run = RunDir(out)
     run.stage_file.write_text(json.dumps({**run.read_stage(), "device_seconds": 3600}))

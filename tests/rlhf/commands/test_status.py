@@ -347,7 +347,7 @@ def test_a_label_database_is_no_run(tmp_path: Path, capsys) -> None:
     assert cli.main(["status", str(db)]) == 2
     said = capsys.readouterr().err
     assert f"{db} is a label database, not a run" in said
-    assert f"rlhf label --db {db}" in said
+    assert f"rlhf status --db {db}" in said
 
 
 def test_curves_share_a_scale() -> None:
