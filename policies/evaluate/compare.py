@@ -266,9 +266,14 @@ def _by_reward(
     comparison: Comparison,
 ) -> dict[str, Float[ndarray, "P N"]]:
     given = described_kwargs(comparison.policy)
-    reward = load_reward([comparison.reward["path"]], accelerator, given=given)
-    rows = [group[0] for group in comparison.groups]
-    return score_with_reward(rows, by_model, reward, int(tokenizer.pad_token_id))
+    name = comparison.reward["path"]
+    reward = load_reward([name], accelerator, given=given)
+    stored = comparison.store.manifest["reward"]
+    is_stored = (
+        is_model(name) and stored is not None and stored["hash"] == reward.description["hash"]
+    )
+    pad_id = int(tokenizer.pad_token_id)
+    return score_with_reward(comparison.groups, by_model, reward, pad_id, is_stored=is_stored)
 
 
 def judge(

@@ -35,29 +35,52 @@ POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
 def score_with_reward(
-    rows: Sequence[ReferenceRow], by_model: Mapping[str, ModelAnswers], reward: Reward, pad_id: int
+    groups: Sequence[Sequence[ReferenceRow]],
+    by_model: Mapping[str, ModelAnswers],
+    reward: Reward,
+    pad_id: int,
+    *,
+    is_stored: bool = False,
 ) -> dict[str, Scores]:
     """Scores of every model's answers by the reward that the policy was trained against.
 
     All models' answers to a prompt are scored together, equal ones once: they are exact ties.
+
+    Args:
+        groups: the stored rows of each prompt.
+        by_model: the answers.
+        reward: scores those whose score is not known.
+        pad_id: of the policy's tokenizer.
+        is_stored: whether the stored rows have their scores by this reward already.
     """
-    answers = [_distinct(by_model, place) for place in range(len(rows))]
-    score_of: list[dict[Answer, float]] = []
+    score_of = [_stored_scores(group) if is_stored else {} for group in groups]
+    answers = [
+        [one for one in _distinct(by_model, place) if one not in score_of[place]]
+        for place in range(len(groups))
+    ]
     with progress("scoring answers", sum(map(len, answers))) as bar:
-        for first in range(0, len(rows), PROMPTS_AT_ONCE):
-            of_prompts = answers[first : first + PROMPTS_AT_ONCE]
+        for first in range(0, len(groups), PROMPTS_AT_ONCE):
             asked = [
-                (rows[place], answer)
-                for place, distinct in enumerate(of_prompts, start=first)
-                for answer in distinct
+                (place, answer)
+                for place in range(first, min(first + PROMPTS_AT_ONCE, len(groups)))
+                for answer in answers[place]
             ]
-            prompts = [row.prompt for row, _ in asked]
+            if not asked:
+                continue
+            rows = [groups[place][0] for place, _ in asked]
             texts = [text for _, (text, _) in asked]
-            ids = [[*row.prompt_ids, *token_ids] for row, (_, token_ids) in asked]
-            scores = iter(reward(prompts, texts, pad_right(ids, pad_id)).tolist())
-            score_of += [{answer: next(scores) for answer in distinct} for distinct in of_prompts]
+            pairs = zip(rows, asked, strict=True)
+            ids = [[*row.prompt_ids, *token_ids] for row, (_, (_, token_ids)) in pairs]
+            scores = reward([row.prompt for row in rows], texts, pad_right(ids, pad_id)).tolist()
+            for (place, answer), value in zip(asked, scores, strict=True):
+                score_of[place][answer] = value
             bar.advance(len(asked))
     return _by_model(by_model, score_of)
+
+
+def _stored_scores(group: Sequence[ReferenceRow]) -> dict[Answer, float]:
+    scored = [(row, row.reward) for row in group]
+    return {(row.text, tuple(row.response_ids)): r for row, r in scored if r is not None}
 
 
 def score_with_gold(

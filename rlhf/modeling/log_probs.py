@@ -181,13 +181,13 @@ def response_log_probs(
     """
     if ids is None:
         ids = sequences.responses.ids[:, :, None]
-    chosen, scale = ids.flatten(0, 1), temperature + TEMPERATURE_EPSILON
+    scale = temperature + TEMPERATURE_EPSILON
 
-    def read(distributions: Distributions) -> Float[Tensor, "N C"]:
+    def read(distributions: Distributions, chosen: Int[Tensor, "N K"]) -> Float[Tensor, "N C"]:
         log_probs, entropy = chosen_log_probs(distributions, chosen, scale)
         return torch.cat([log_probs, entropy[:, None]], dim=1)
 
-    found = _read_output(model, sequences, read)
+    found = _read_output(model, sequences, ids, read)
     return TokenLogProbs(found[:, :, :-1], found[:, :, -1].detach())
 
 
@@ -211,10 +211,9 @@ def reference_log_probs(
     model: nn.Module, sequences: Sequences, temperature: float, top_k: int = 0
 ) -> ReferenceLogProbs:
     """Log-probs at a temperature and at 1, and the `top_k` most likely tokens of each position."""
-    chosen = sequences.responses.ids.flatten()[:, None]
     scales = [temperature + TEMPERATURE_EPSILON, 1.0 + TEMPERATURE_EPSILON]
 
-    def read(distributions: Distributions) -> Float[Tensor, "N C"]:
+    def read(distributions: Distributions, chosen: Int[Tensor, "N 1"]) -> Float[Tensor, "N C"]:
         top = most_likely(distributions, top_k) if top_k else chosen[:, :0]
         at_temperature, at_1 = statistics(distributions, torch.cat([chosen, top], dim=1), scales)
         columns = at_temperature.log_sum_exp, at_temperature.entropy, at_1.log_probs[:, 0]
@@ -223,7 +222,7 @@ def reference_log_probs(
             [torch.stack(columns, dim=1), top.float(), at_temperature.log_probs], dim=1
         )
 
-    found = _read_output(model, sequences, read)
+    found = _read_output(model, sequences, sequences.responses.ids[:, :, None], read)
     numbers, ids, log_probs = found.split([3, top_k, 1 + top_k], dim=2)
     log_sum_exp, entropy, at_1 = numbers.unbind(dim=2)
     return ReferenceLogProbs(
@@ -232,14 +231,19 @@ def reference_log_probs(
 
 
 def _read_output(
-    model: nn.Module, sequences: Sequences, read: Callable[[Distributions], Float[Tensor, "N C"]]
+    model: nn.Module,
+    sequences: Sequences,
+    ids: Int[Tensor, "B R K"],
+    read: Callable[[Distributions, Int[Tensor, "N K"]], Float[Tensor, "N C"]],
 ) -> Float[Tensor, "B R C"]:
-    """Apply `read` to the distributions of the response tokens.
+    """Apply `read` to the distributions of the response tokens and to what is looked up in them.
 
     The output layer runs `read` and returns its result in place of logits, so that these need not
     exist. That works if the layer is a plain linear one with all its weights here, and the model
     returns what the layer does. Otherwise `read` gets the model's logits.
     """
+    wanted = _Wanted.of(model, sequences)
+    chosen, shape = wanted.of_tokens(ids), sequences.responses.ids.shape
     output = linear_output(model)
     if output is not None and _returns_logits_unchanged.get(model, True):
         plain, returned = output.forward, list[Tensor]()
@@ -249,20 +253,21 @@ def _read_output(
                 return plain(hidden)  # type: ignore[no-any-return]
             flat, dtype = hidden.flatten(0, -2), factor_dtype(hidden, output.weight)
             with torch.autocast(hidden.device.type, enabled=False):
-                found = read(Distributions(flat, output.weight, output.bias, dtype))
+                found = read(Distributions(flat, output.weight, output.bias, dtype), chosen)
             returned.append(found.view(*hidden.shape[:-1], -1))
             return returned[-1]
 
         with replaced_forward(output, forward):
-            found = _response_logits(model, sequences)
+            found = wanted.logits(model)
         if model not in _returns_logits_unchanged:
             _returns_logits_unchanged[model] = bool(returned) and torch.allclose(
                 found, returned[0].view_as(found), rtol=0, atol=0, equal_nan=True
             )
         if _returns_logits_unchanged[model]:
-            return found
-    logits = response_logits(model, sequences)
-    return read(Distributions(logits.flatten(0, 1))).view(*logits.shape[:2], -1)
+            return wanted.by_response(found, shape)
+    with float32_logits(model):
+        logits = wanted.logits(model)
+    return wanted.by_response(read(Distributions(logits), chosen), shape)
 
 
 # By model: False if it scales or caps what its output layer returns; found out in one forward.
@@ -279,17 +284,52 @@ def features(model: PreTrainedModel, sequences: Sequences) -> Float[Tensor, "B R
 
 def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
     """Logits, in float32, of the distribution each response token came from."""
+    wanted = _Wanted.of(model, sequences)
     with float32_logits(model):
-        return _response_logits(model, sequences)
+        logits = wanted.logits(model)
+    return wanted.by_response(logits, sequences.responses.ids.shape)
 
 
-def _response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
-    batch = sequences.joined
-    row = sequences.packed_for(model)
-    if row is not None:
-        packed: Tensor = model(**row.model_inputs, logits_to_keep=row.reads.flatten()).logits
-        return packed.view(*row.reads.shape, -1)
-    prompt, length = sequences.prompts.ids.shape[1], batch.ids.shape[1]
-    kept = torch.arange(prompt - 1, length - 1, device=batch.ids.device)
-    logits: Tensor = model(**batch.model_inputs, logits_to_keep=kept).logits
-    return logits
+@dataclass(frozen=True)
+class _Wanted:
+    """What a model reads, and the positions before response tokens, whose logits are wanted.
+
+    Attributes:
+        inputs: arguments of the model.
+        kept: the positions, of every padded row or of one packed row.
+        real: of a packed row, the places of its N response tokens among all B · R; None: of padded
+            rows, where padding has logits, too.
+    """
+
+    inputs: dict[str, Any]
+    kept: Int[Tensor, " N"]
+    real: Int[Tensor, " N"] | None
+
+    @classmethod
+    def of(cls, model: nn.Module, sequences: Sequences) -> "_Wanted":
+        row = sequences.packed_for(model)
+        if row is None:
+            batch = sequences.joined
+            prompt, length = sequences.prompts.ids.shape[1], batch.ids.shape[1]
+            kept = torch.arange(prompt - 1, length - 1, device=batch.ids.device)
+            return cls(batch.model_inputs, kept, None)
+        real = sequences.on_host.responses.mask.flatten().nonzero().squeeze(1)
+        real = send(real, row.reads.device)
+        return cls(row.model_inputs, row.reads.flatten()[real], real)
+
+    def of_tokens(self, ids: Int[Tensor, "B R K"]) -> Int[Tensor, "N K"]:
+        """The rows of `ids` at these positions."""
+        flat = ids.flatten(0, 1)
+        return flat if self.real is None else flat[self.real]
+
+    def logits(self, model: nn.Module) -> Float[Tensor, "N V"]:
+        """What the model's output layer returns."""
+        logits: Tensor = model(**self.inputs, logits_to_keep=self.kept).logits
+        return logits.flatten(0, 1)
+
+    def by_response(self, found: Float[Tensor, "N C"], shape: torch.Size) -> Float[Tensor, "B R C"]:
+        """Rows of positions as rows of response tokens; 0 at padding of packed rows."""
+        if self.real is not None:
+            empty = found.new_zeros(shape.numel(), found.shape[1])
+            found = empty.index_copy(0, self.real, found)
+        return found.view(*shape, -1)

@@ -64,7 +64,9 @@ def test_the_same_answer_of_two_models_is_an_exact_tie() -> None:
         return ModelAnswers(MODEL, samples, texts, Sampling())
 
     by_model = {"reference": of_rows(same, other), "policy": of_rows(other, other)}
-    by_reward = score_with_reward(rows, by_model, load_reward([name], accelerator), 0)
+    by_reward = score_with_reward(
+        [(row,) for row in rows], by_model, load_reward([name], accelerator), 0
+    )
     gold = load_text_reward(name, accelerator, 100)
     by_gold = score_with_gold([row.prompt for row in rows], by_model, gold)
     for scores in (by_reward, by_gold):
@@ -75,3 +77,21 @@ def test_the_same_answer_of_two_models_is_an_exact_tie() -> None:
         assert second.tolist() == (first + 1).tolist()
         assert first.tolist() == (first[0] + 2 * np.arange(40)).tolist()
         assert (scores["policy"] == second[:, None]).all()
+
+
+def test_stored_rewards_are_not_computed_again() -> None:
+    """The function gives its number of calls: only the policy's own answer may ask it."""
+    reward = load_reward(["signal:tests.pipeline.signals:count_calls"], start("fp32", 0))
+    groups = [(build_row(number, 0, "test", reward=-1.5),) for number in range(40)]
+    samples = [[Sample(group[0].response_ids, True)] for group in groups]
+    stored = [[group[0].text] for group in groups]
+    texts = [stored[0], *([f"new {number}"] for number in range(1, 40))]
+    by_model = {
+        "reference": ModelAnswers(MODEL, samples, stored, Sampling()),
+        "policy": ModelAnswers(MODEL, samples, texts, Sampling()),
+    }
+    scores = score_with_reward(groups, by_model, reward, 0, is_stored=True)
+    assert (scores["reference"] == -1.5).all()
+    first, *others = scores["policy"][:, 0].tolist()
+    assert first == -1.5  # the stored answer word for word
+    assert others == [others[0] + turn for turn in range(39)]

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from policies.reference.audit import score_responses
+from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.log_probs import (
     Sequences,
     batches_by_prompt,
@@ -105,6 +106,28 @@ class Capped(nn.Module):
         outputs = self.model(**inputs)
         outputs.logits = 0.2 * torch.tanh(outputs.logits / 0.2)
         return outputs
+
+
+def test_the_output_layer_of_a_packed_row_reads_no_padding(tiny_model: Path) -> None:
+    model = load_causal_lm(str(tiny_model)).eval()
+    assert pack_prefixes(model) is None
+    prompt = [5, 6, 7, 8, 9, 10]
+    responses = [[20, 21, 22, 23, 24], [25], [26, 2]]
+    sequences = Sequences.of([prompt] * 3, responses, 0)
+    read = []
+    model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, hidden: read.append(hidden[0].numel() // hidden[0].shape[-1])
+    )
+    with torch.no_grad():
+        found = response_log_probs(model, sequences, 1.0)
+        stored = reference_log_probs(model, sequences, 1.0)
+    assert read == [5 + 1 + 2] * 2
+    mask = sequences.responses.mask
+    alone = [response_log_probs(model, Sequences.of([prompt], [one], 0), 1.0) for one in responses]
+    expected = torch.cat([one.log_probs.flatten() for one in alone])
+    torch.testing.assert_close(found.log_probs[:, :, 0][mask], expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(stored.log_probs[mask], expected, rtol=0, atol=2e-5)
+    assert not found.log_probs[~mask].any()
 
 
 def test_a_model_that_caps_its_logits_keeps_its_own(tiny_model: Path) -> None:
