@@ -98,8 +98,7 @@ def sample_candidates(
     nats = np.array(log_ratios).reshape(len(groups), -1).mean(axis=1)
     reward = load_reward([settings.reward], accelerator, given=given)
     by_model = {"policy": ours, "reference": stored_answers(groups, store)}
-    rows = [group[0] for group in groups]
-    rewards = score_with_reward(rows, by_model, reward, int(tokenizer.pad_token_id))
+    rewards = score_with_reward(groups, by_model, reward, int(tokenizer.pad_token_id))
     prompts = [group[0].prompt for group in groups]
     originals = by_model["reference"].responses(prompts)
     news = ours.responses(prompts)

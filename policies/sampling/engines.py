@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.sampling.continuous import ContinuousSampler
+from policies.sampling.freed_memory import keep_freed_blocks
 from policies.sampling.generate import GenerateSampler, OnBatch, Sample, Sampler, sample_responses
 from policies.sampling.settings import Engine
 from policies.sampling.vllm_engine import VLLM, shut_down
@@ -45,6 +46,8 @@ def new_sampler(
     Raises:
         InputError: vLLM does not start with this model.
     """
+    if accelerator.device.type == "cpu" and engine != "vllm":
+        keep_freed_blocks()
     if engine == "continuous":
         return ContinuousSampler(accelerator)
     if engine == "vllm":

@@ -24,9 +24,9 @@ from transformers import (
     TrainingArguments,
 )
 
+from policies.sampling.freed_memory import keep_freed_memory
 from policies.trl_training.clock import StepClock
 from policies.trl_training.fused_head import project_labels_only
-from policies.trl_training.memory import keep_freed_memory
 from policies.trl_training.settings import TrainerSettings
 from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.modeling.attention.checkpointing import checkpointing_argument

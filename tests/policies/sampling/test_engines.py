@@ -284,4 +284,4 @@ def test_only_positions_of_responses_reach_the_output_matrix(model: PreTrainedMo
     with torch.no_grad():
         logits = response_logits(model, sequences)
     assert logits.shape[:2] == (5, 3)
-    assert [shape[:-1].numel() for shape in read] == [5 * 3]
+    assert [shape[:-1].numel() for shape in read] == [3 + 2 + 3 + 1 + 1]
