@@ -19,6 +19,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rlhf.endpoints.urls import listen
+
 HEAD_SECONDS = 10.0  # to send the headers of a request
 BODY_SECONDS = 30.0  # to send its body; the largest is 1 MB
 READ_SECONDS = 30.0  # to read what has been sent so far
@@ -182,13 +184,18 @@ class OncePerSecond(logging.Filter):
 
 
 def serve_app(app: ASGIApp, host: str, port: int) -> None:
-    """Serve an application until it is interrupted."""
-    sys.setswitchinterval(SWITCH_SECONDS)
-    server = LimitedServer(configure(app, host, port))
-    for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addFilter(OncePerSecond())
-    with suppress(KeyboardInterrupt):
-        server.run()
+    """Serve an application until it is interrupted.
+
+    Raises:
+        InputError: another program listens there by now.
+    """
+    with listen(host, port) as listening:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        server = LimitedServer(configure(app, host, port))
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).addFilter(OncePerSecond())
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])
 
 
 def configure(app: ASGIApp, host: str, port: int) -> LimitedConfig:

@@ -9,10 +9,10 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.sampling.continuous import ContinuousSampler
-from policies.sampling.freed_memory import keep_freed_blocks
 from policies.sampling.generate import GenerateSampler, OnBatch, Sample, Sampler, sample_responses
 from policies.sampling.settings import Engine
 from policies.sampling.vllm_engine import VLLM, shut_down
+from rlhf.modeling.logits.freed_memory import keep_freed_blocks
 from rlhf.modeling.models import in_memory, load_causal_lm
 from rlhf.parallel.distributed import global_max
 from rlhf.records.schema import Sampling

@@ -24,12 +24,12 @@ from transformers import (
     TrainingArguments,
 )
 
-from policies.sampling.freed_memory import keep_freed_memory
 from policies.trl_training.clock import StepClock
 from policies.trl_training.fused_head import project_labels_only
 from policies.trl_training.settings import TrainerSettings
 from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.modeling.attention.checkpointing import checkpointing_argument
+from rlhf.modeling.logits.freed_memory import keep_freed_memory
 from rlhf.modeling.models import save_model
 from rlhf.modeling.tokens import encode_prompt
 from rlhf.parallel.distributed import choose_precision

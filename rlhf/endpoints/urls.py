@@ -42,10 +42,29 @@ def require_free_port(host: str, port: int) -> None:
     Raises:
         InputError: the address cannot be used.
     """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _at_port(host, port) as probe:
+        probe.bind((host, port))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        InputError: the address cannot be used, as another program has come first.
+    """
+    with _at_port(host, port) as listening:
+        listening.bind((host, port))
+        listening.listen()
+        return listening.dup()
+
+
+@contextmanager
+def _at_port(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as new:
+        new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            yield new
         except OSError as error:
             raise InputError(
                 f"Port {port} of {host} cannot be used ({error.strerror})",

@@ -10,7 +10,7 @@ from tests.servers.commands import Command
 PROGRAM = """
 import resource, sys
 import torch
-from policies.sampling import freed_memory
+from rlhf.modeling.logits import freed_memory
 from policies.sampling.generate import SampleAndRecord
 
 def large_tensors():
