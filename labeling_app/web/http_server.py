@@ -19,8 +19,6 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rlhf.endpoints.urls import listen
-
 HEAD_SECONDS = 10.0  # to send the headers of a request
 BODY_SECONDS = 30.0  # to send its body; the largest is 1 MB
 READ_SECONDS = 30.0  # to read what has been sent so far
@@ -183,22 +181,17 @@ class OncePerSecond(logging.Filter):
         return True
 
 
-def serve_app(app: ASGIApp, host: str, port: int) -> None:
-    """Serve an application until it is interrupted.
-
-    Raises:
-        InputError: another program listens there by now.
-    """
-    with listen(host, port) as listening:
-        sys.setswitchinterval(SWITCH_SECONDS)
-        server = LimitedServer(configure(app, host, port))
-        for name in ("uvicorn.error", "asyncio"):
-            logging.getLogger(name).addFilter(OncePerSecond())
-        with suppress(KeyboardInterrupt):
-            server.run(sockets=[listening])
+def serve_app(app: ASGIApp, listening: list[socket.socket]) -> None:
+    """Serve an application on sockets that listen, until it is interrupted."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    server = LimitedServer(configure(app))
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addFilter(OncePerSecond())
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=listening)
 
 
-def configure(app: ASGIApp, host: str, port: int) -> LimitedConfig:
+def configure(app: ASGIApp) -> LimitedConfig:
     """The server's settings; also raises this process's limit on open files.
 
     `X-Forwarded-For` is accepted only from the addresses in FORWARDED_ALLOW_IPS, by default from
@@ -210,8 +203,6 @@ def configure(app: ASGIApp, host: str, port: int) -> LimitedConfig:
         max_connections=min(
             MAX_CONNECTIONS, raise_file_limit() // 2
         ),  # the rest is for the database
-        host=host,
-        port=port,
         log_level="warning",
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         forwarded_allow_ips=os.environ.get("FORWARDED_ALLOW_IPS", ""),

@@ -27,7 +27,7 @@ from labeling_app.web.live.live import ChatModel, Live, Note
 from labeling_app.web.runs.loop_file import LoopFile
 from labeling_app.web.runs.loop_process import LoopProcess
 from rlhf.config import read_text
-from rlhf.endpoints.urls import LOOPBACK, http_address, require_free_port
+from rlhf.endpoints.urls import LOOPBACK, http_address, listen, require_free_port
 from rlhf.errors import InputError
 
 if TYPE_CHECKING:
@@ -116,10 +116,11 @@ def serve(
             )
         process = None if loop is None else LoopProcess(loop)
         app = _protected_app(board, live, process, users, local, options)
+        listening = listen(options.host, options.port)
         _print_address(options, local, live_options, has_runs=loop is not None)
         # Imported modules stay; a full garbage collection over them would delay every request.
         gc.freeze()
-        serve_app(app, options.host, options.port)
+        serve_app(app, listening)
         if live is not None:
             live.close()
         new, left = num_made_since(store.connections, began), num_open(store.connections)

@@ -46,6 +46,7 @@ from policies.evaluate.summary import (
     win_rates_within,
 )
 from policies.reference.loading import open_store_and_find_model
+from policies.reference.rewards import is_scored_by
 from policies.reference.store import ReferenceRow, ReferenceStore
 from policies.rewards import describe_reward, describe_rewards, is_model, load_reward
 from reward.scoring.scorer import TOKENS_PER_BATCH
@@ -62,7 +63,7 @@ from rlhf.modeling.models import (
     require_same_tokenizer,
 )
 from rlhf.modeling.readers import described_kwargs
-from rlhf.parallel.distributed import start_alone
+from rlhf.parallel.distributed import precision_of, start_alone
 from rlhf.planning.price import cost_of_chain
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import write_jsonl
@@ -268,10 +269,7 @@ def _by_reward(
     given = described_kwargs(comparison.policy)
     name = comparison.reward["path"]
     reward = load_reward([name], accelerator, given=given)
-    stored = comparison.store.manifest["reward"]
-    is_stored = (
-        is_model(name) and stored is not None and stored["hash"] == reward.description["hash"]
-    )
+    is_stored = is_scored_by(comparison.store, reward, precision_of(accelerator))
     pad_id = int(tokenizer.pad_token_id)
     return score_with_reward(comparison.groups, by_model, reward, pad_id, is_stored=is_stored)
 

@@ -21,12 +21,11 @@ from policies.reference.summary import write_manifest
 from policies.reference.writer import ShardWriter, load_models
 from policies.rewards import describe_rewards
 from policies.sampling.generate import encode_prompts
-from rlhf.config import Precision
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import set_end_tokens
 from rlhf.modeling.models import describe_for_all, load_config
 from rlhf.modeling.readers import tokenizer_of
-from rlhf.parallel.distributed import from_main, start
+from rlhf.parallel.distributed import from_main, precision_of, start
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.planning.price import cost_of
 from rlhf.planning.utilization import measure_rate
@@ -58,7 +57,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     encoded = encode_prompts(tokenizer, config, prompts, settings.sampling.max_new_tokens)
     inputs = _inputs(settings, prompts_hash, model_description)
     require_agreement(accelerator, describe_process(inputs))
-    precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
+    precision = precision_of(accelerator)
     # all jobs, and a resumed run, must use one precision, whatever their hardware supports
     settings = replace(
         settings, precision=precision, resume=settings.resume or settings.shard is not None

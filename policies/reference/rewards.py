@@ -28,11 +28,11 @@ from policies.reference.shards import (
 )
 from policies.reference.store import MANIFEST, ReferenceRow, ReferenceStore, read_manifest
 from policies.reference.writer import shards_of_rank, writes
-from policies.rewards import Reward, describe_rewards, load_reward, reads_tokens
+from policies.rewards import Reward, describe_rewards, is_model, load_reward, reads_tokens
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.modeling.readers import described_kwargs, tokenizer_of
-from rlhf.parallel.distributed import from_main, global_sum, start
+from rlhf.parallel.distributed import from_main, global_sum, precision_of, start
 from rlhf.parallel.sharding import Sharding
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.planning.price import cost_of
@@ -88,7 +88,8 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
         accelerator.wait_for_everyone()
         return {"shards": {"scored": len(scored), "of": len(names)}}
     if accelerator.is_main_process:
-        _record_rewards(run, manifest, description, settings.price_per_hour)
+        precision = precision_of(accelerator)
+        _record_rewards(run, manifest, description, precision, settings.price_per_hour)
     accelerator.wait_for_everyone()
     return run.read_report()
 
@@ -149,7 +150,11 @@ def _require_replacing(
 
 
 def _record_rewards(
-    run: RunDir, manifest: dict[str, Any], reward: dict[str, str], price_per_hour: float | None
+    run: RunDir,
+    manifest: dict[str, Any],
+    reward: dict[str, str],
+    precision: str,
+    price_per_hour: float | None,
 ) -> None:
     """Record the rewards that all shards have now; the manifest, which readers use, comes last.
 
@@ -166,7 +171,22 @@ def _record_rewards(
     stage = run.read_stage()
     write_json(run.stage_file, {**stage, "inputs": {**stage["inputs"], "reward": reward}})
     write_json(run.report_json, {**report, "reward": reward, "cost": cost})
-    write_json(run.outputs / MANIFEST, {**manifest, "reward": reward, "shards": shards})
+    described = {**reward, "precision": precision}
+    write_json(run.outputs / MANIFEST, {**manifest, "reward": described, "shards": shards})
+
+
+def is_scored_by(store: ReferenceStore, model: Reward, precision: str) -> bool:
+    """Whether the rows of a store have the rewards that a reward model would give them here.
+
+    Rewards in bf16 and fp32 are not compared. A function may have changed under the same name.
+    """
+    stored = store.manifest["reward"]
+    wanted = {"hash": model.description["hash"], "precision": precision}
+    return (
+        is_model(model.description["path"])
+        and stored is not None
+        and {key: stored.get(key) for key in wanted} == wanted
+    )
 
 
 def rewards_by_prompt(

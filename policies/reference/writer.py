@@ -158,7 +158,7 @@ class ShardWriter:
         return {
             "model": self.description,
             "prompts_hash": prompts_hash,
-            "reward": reward,
+            "reward": reward and {**reward, "precision": self.settings.precision},
             "sampling": asdict(self.sampling),
             END_TOKENS: list(end_token_ids(self.tokenizer)),
             "stored_top_k": self.settings.store_top_k or 0,

@@ -16,6 +16,7 @@ from policies.evaluate.answers import Answering, sample_answers, stored_answers
 from policies.evaluate.judges import score_with_reward
 from policies.reference.audit import score_responses
 from policies.reference.loading import load_reference_model, open_store_and_find_model
+from policies.reference.rewards import is_scored_by
 from policies.rewards import describe_rewards, load_reward
 from policies.rounds.settings import RoundSettings
 from rlhf.errors import InputError
@@ -27,7 +28,7 @@ from rlhf.modeling.models import (
     require_same_tokenizer,
 )
 from rlhf.modeling.readers import kwargs_for
-from rlhf.parallel.distributed import start_alone
+from rlhf.parallel.distributed import precision_of, start_alone
 from rlhf.records.schema import Prompt, Response
 from rlhf.run.rundir import require_done
 
@@ -98,7 +99,9 @@ def sample_candidates(
     nats = np.array(log_ratios).reshape(len(groups), -1).mean(axis=1)
     reward = load_reward([settings.reward], accelerator, given=given)
     by_model = {"policy": ours, "reference": stored_answers(groups, store)}
-    rewards = score_with_reward(groups, by_model, reward, int(tokenizer.pad_token_id))
+    is_stored = is_scored_by(store, reward, precision_of(accelerator))
+    pad_id = int(tokenizer.pad_token_id)
+    rewards = score_with_reward(groups, by_model, reward, pad_id, is_stored=is_stored)
     prompts = [group[0].prompt for group in groups]
     originals = by_model["reference"].responses(prompts)
     news = ours.responses(prompts)

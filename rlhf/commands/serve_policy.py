@@ -31,7 +31,14 @@ from policies.serving.split import Split
 from rlhf.commands.models.serve import Settings
 from rlhf.endpoints.chat_completions import key_header
 from rlhf.endpoints.signals import load_redaction
-from rlhf.endpoints.urls import LOOPBACK, http_address, open_url, read_answer, require_free_port
+from rlhf.endpoints.urls import (
+    LOOPBACK,
+    http_address,
+    listen,
+    open_url,
+    read_answer,
+    require_free_port,
+)
 from rlhf.errors import InputError
 from rlhf.records.served import Variant
 from rlhf.run.loops.promotion import is_loop
@@ -80,8 +87,9 @@ def serve_policies(settings: Settings) -> dict[str, Any]:
         proxy = Proxy(policies, best_of, settings.silence_seconds)
         followers = _followers(settings, servers, start_comparison)
         app = build_app(proxy, Access(settings.host, records), servers.engines, followers)
+        listening = listen(settings.host, settings.port)
         _print_address(settings)
-        serve_app(app, settings.host, settings.port)
+        serve_app(app, listening)
     counts = vars(proxy.counts)
     return {**counts, "requests": sum(proxy.counts.requests.values())}
 

@@ -4,13 +4,14 @@ A connection is closed when the server refuses the request, when the deadline pa
 block of a `RequestPool` is interrupted.
 """
 
+import errno
 import socket
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import (
     HTTPConnection,
     HTTPException,
@@ -42,34 +43,54 @@ def require_free_port(host: str, port: int) -> None:
     Raises:
         InputError: the address cannot be used.
     """
-    with _at_port(host, port) as probe:
-        probe.bind((host, port))
+    for one in listen(host, port):
+        one.close()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at all addresses of a host.
 
     Raises:
-        InputError: the address cannot be used, as another program has come first.
+        InputError: the address cannot be used.
     """
-    with _at_port(host, port) as listening:
-        listening.bind((host, port))
-        listening.listen()
-        return listening.dup()
-
-
-@contextmanager
-def _at_port(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as new:
-        new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with ExitStack() as stack:
         try:
-            yield new
+            kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
+            found = dict.fromkeys(socket.getaddrinfo(host or None, port, type=kind, flags=flags))
+            listening = [
+                stack.enter_context(one)
+                for family, _, protocol, _, address in found
+                if (one := _bind(family, protocol, address, may_lack=len(found) > 1))
+            ]
+            for one in listening:
+                one.listen()
         except OSError as error:
             raise InputError(
                 f"Port {port} of {host} cannot be used ({error.strerror})",
                 f"Choose another: --port {port + 1}",
             ) from None
+        stack.pop_all()
+    return listening
+
+
+def _bind(family: int, protocol: int, address: Any, *, may_lack: bool) -> socket.socket | None:
+    """A socket at an address; None if the machine has no such addresses and `may_lack` them.
+
+    `localhost` is also an IPv6 address on machines where IPv6 is switched off.
+    """
+    try:
+        with ExitStack() as stack:
+            new = stack.enter_context(socket.socket(family, socket.SOCK_STREAM, protocol))
+            new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                new.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            new.bind(address)
+            stack.pop_all()
+            return new
+    except OSError as error:
+        if may_lack and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return None
+        raise
 
 
 @final

@@ -243,7 +243,7 @@ def _read_output(
     returns what the layer does. Otherwise `read` gets the model's logits.
     """
     wanted = _Wanted.of(model, sequences)
-    chosen, shape = wanted.of_tokens(ids), sequences.responses.ids.shape
+    chosen = wanted.of_tokens(ids)
     output = linear_output(model)
     if output is not None and _returns_logits_unchanged.get(model, True):
         plain, returned = output.forward, list[Tensor]()
@@ -264,10 +264,10 @@ def _read_output(
                 found, returned[0].view_as(found), rtol=0, atol=0, equal_nan=True
             )
         if _returns_logits_unchanged[model]:
-            return wanted.by_response(found, shape)
+            return by_response(found, sequences)
     with float32_logits(model):
         logits = wanted.logits(model)
-    return wanted.by_response(read(Distributions(logits), chosen), shape)
+    return by_response(read(Distributions(logits), chosen), sequences)
 
 
 # By model: False if it scales or caps what its output layer returns; found out in one forward.
@@ -282,12 +282,28 @@ def features(model: PreTrainedModel, sequences: Sequences) -> Float[Tensor, "B R
     return states(model, row)[row.reads]
 
 
-def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
-    """Logits, in float32, of the distribution each response token came from."""
-    wanted = _Wanted.of(model, sequences)
-    with float32_logits(model):
-        logits = wanted.logits(model)
-    return wanted.by_response(logits, sequences.responses.ids.shape)
+def by_response(found: Float[Tensor, "N C"], sequences: Sequences) -> Float[Tensor, "B R C"]:
+    """What the output layer reads or returns, by response token.
+
+    Args:
+        found: a row for each position that it reads: of padded rows all B · R, of a packed row
+            those of response tokens.
+        sequences: what the model read.
+
+    Returns:
+        A row for each response token; 0 at padding of packed rows.
+    """
+    shape = sequences.responses.ids.shape
+    if len(found) < shape.numel():
+        places = _places_of_tokens(sequences)
+        found = found.new_zeros(shape.numel(), found.shape[1]).index_copy(0, places, found)
+    return found.view(*shape, -1)
+
+
+def _places_of_tokens(sequences: Sequences) -> Int[Tensor, " N"]:
+    """The places of the response tokens among all B · R, without waiting for a device."""
+    places = sequences.on_host.responses.mask.flatten().nonzero().squeeze(1)
+    return send(places, sequences.responses.ids.device)
 
 
 @dataclass(frozen=True)
@@ -297,13 +313,13 @@ class _Wanted:
     Attributes:
         inputs: arguments of the model.
         kept: the positions, of every padded row or of one packed row.
-        real: of a packed row, the places of its N response tokens among all B · R; None: of padded
-            rows, where padding has logits, too.
+        tokens: of a packed row, the places of its N response tokens among all B · R; None: of
+            padded rows, where padding has logits, too.
     """
 
     inputs: dict[str, Any]
     kept: Int[Tensor, " N"]
-    real: Int[Tensor, " N"] | None
+    tokens: Int[Tensor, " N"] | None
 
     @classmethod
     def of(cls, model: nn.Module, sequences: Sequences) -> "_Wanted":
@@ -313,23 +329,15 @@ class _Wanted:
             prompt, length = sequences.prompts.ids.shape[1], batch.ids.shape[1]
             kept = torch.arange(prompt - 1, length - 1, device=batch.ids.device)
             return cls(batch.model_inputs, kept, None)
-        real = sequences.on_host.responses.mask.flatten().nonzero().squeeze(1)
-        real = send(real, row.reads.device)
-        return cls(row.model_inputs, row.reads.flatten()[real], real)
+        tokens = _places_of_tokens(sequences)
+        return cls(row.model_inputs, row.reads.flatten()[tokens], tokens)
 
     def of_tokens(self, ids: Int[Tensor, "B R K"]) -> Int[Tensor, "N K"]:
         """The rows of `ids` at these positions."""
         flat = ids.flatten(0, 1)
-        return flat if self.real is None else flat[self.real]
+        return flat if self.tokens is None else flat[self.tokens]
 
     def logits(self, model: nn.Module) -> Float[Tensor, "N V"]:
         """What the model's output layer returns."""
         logits: Tensor = model(**self.inputs, logits_to_keep=self.kept).logits
         return logits.flatten(0, 1)
-
-    def by_response(self, found: Float[Tensor, "N C"], shape: torch.Size) -> Float[Tensor, "B R C"]:
-        """Rows of positions as rows of response tokens; 0 at padding of packed rows."""
-        if self.real is not None:
-            empty = found.new_zeros(shape.numel(), found.shape[1])
-            found = empty.index_copy(0, self.real, found)
-        return found.view(*shape, -1)

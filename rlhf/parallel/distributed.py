@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -209,6 +209,11 @@ def device_bytes(processes: int) -> float:
         return float(torch.cuda.mem_get_info()[1])
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / local
+
+
+def precision_of(accelerator: Accelerator) -> Literal["bf16", "fp32"]:
+    """The precision in which an accelerator multiplies."""
+    return "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
 
 
 def choose_precision(precision: str) -> str:

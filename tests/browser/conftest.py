@@ -68,10 +68,10 @@ class App:
 
         self.server: LimitedServer | None = None
 
-        def serve_app(app: ASGIApp, host: str, port: int) -> None:
-            self.server = LimitedServer(configure(app, host, port))
+        def serve_app(app: ASGIApp, listening: list[socket.socket]) -> None:
+            self.server = LimitedServer(configure(app))
             with ThreadPoolExecutor(1) as pool:
-                pool.submit(self.server.run).result()
+                pool.submit(self.server.run, sockets=listening).result()
 
         async def run() -> None:
             with patch("labeling_app.web.serving.serve_app", serve_app):

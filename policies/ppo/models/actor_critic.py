@@ -15,7 +15,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.modeling.adapters import save_merged, save_sharded
 from rlhf.modeling.heads import capture_input, reward_head
-from rlhf.modeling.log_probs import Sequences, TokenLogProbs, features, response_log_probs
+from rlhf.modeling.log_probs import (
+    Sequences,
+    TokenLogProbs,
+    by_response,
+    features,
+    response_log_probs,
+)
 from rlhf.parallel.gathered_model import is_shard
 from rlhf.parallel.sharding import reshard
 
@@ -138,7 +144,7 @@ class PolicyAndCritic(nn.Module):
         with capture_input(self.policy.get_output_embeddings()) as read:
             log_probs = response_log_probs(self.policy, sequences, temperature, ids)
         hidden = read[-1] if self.critic.trains_policy else read[-1].detach()
-        hidden = hidden.view(*log_probs.entropy.shape, -1)  # a packed row is one
+        hidden = by_response(hidden.flatten(0, 1), sequences)
         return log_probs, self.apply_value_head(hidden[:num_episodes]) if num_episodes else None
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:

@@ -150,11 +150,12 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """How many rankings were made while the board was served, and how many tasks are open."""
-    return (
-        f"{counted(result['new_rankings'], 'new ranking')}; "
-        f"{counted(result['open_tasks'], 'task')} left to rank.\n"
-        f"{next_command('export', db=settings.db, out='rankings')}"
-    )
+    left = result["open_tasks"]
+    new, tasks = counted(result["new_rankings"], "new ranking"), counted(left, "task")
+    lines = [f"{new}; {tasks} left to rank."]
+    if left:
+        lines.append("Give the same command again to go on ranking.")
+    return "\n".join([*lines, next_command("export", db=settings.db, out="rankings")])
 
 
 def _loop_of(settings: Settings) -> tuple[Any, Any]:

@@ -18,9 +18,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from labeling_app.web import http_server
-from labeling_app.web.http_server import LimitedConfig, LimitedServer, OncePerSecond, serve_app
+from labeling_app.web.http_server import LimitedConfig, LimitedServer, OncePerSecond
 from rlhf.endpoints.request_bodies import BodyError, read_body
-from rlhf.errors import InputError
 
 MAX_CONNECTIONS = 20
 HEAD = b"POST /echo HTTP/1.1\r\nHost: label\r\nContent-Length: 9\r\n"
@@ -199,10 +198,3 @@ def test_an_address_is_believed_from_the_proxies_that_are_named(monkeypatch, tru
     client = TestClient(config.loaded_app, client=("127.0.0.1", 50000))
     # What the client says comes first, what the proxy has seen last.
     assert client.get("/", headers={"x-forwarded-for": "10.9.9.9, 10.0.0.7"}).text == address
-
-
-def test_a_program_that_takes_the_port_meanwhile_is_an_error_in_words() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(InputError, match=f"Port {port} of 127.0.0.1 cannot be used"):
-            serve_app(Starlette(), "127.0.0.1", port)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from policies.reference.rewards import is_scored_by
 from policies.reference.shards import read_table, reward_of
-from policies.reference.store import open_store
+from policies.reference.store import ReferenceStore, open_store
+from policies.rewards import Reward
 from rlhf.cli import main
 from rlhf.run.rundir import RunDir
 from tests.pipeline.signals import count_vowels
@@ -53,7 +55,8 @@ def test_a_function_scores_what_is_stored_and_nothing_else_changes(out: Path) ->
     assert [row.text for row in after.rows] == [row.text for row in rows]
     assert rewards_in(out) == [count_vowels("", row.text) for row in rows]
     assert after.content_hash == before.content_hash
-    assert after.manifest["reward"] == {"path": VOWELS, "hash": VOWELS}
+    scored = {"path": VOWELS, "hash": VOWELS, "precision": "fp32"}
+    assert after.manifest["reward"] == scored
     run = RunDir(out)
     assert run.is_done
     assert run.read_stage()["inputs"]["reward"] == {"path": VOWELS, "hash": VOWELS}
@@ -245,3 +248,17 @@ def test_processes_share_the_scoring_of_a_store_without_rewards(
             assert scored_in_step == (scored if rank is main_one else scored * 2)
             for prompt, values in expected.items():
                 assert sharded[prompt] == pytest.approx(values, rel=1e-5, abs=1e-6)
+
+
+def test_stored_rewards_count_only_for_the_same_model_in_the_same_precision() -> None:
+    def is_scored(stored: dict[str, str] | None, path: str = "runs/reward") -> bool:
+        store = ReferenceStore(Path("outputs"), {"reward": stored}, "original")
+        return is_scored_by(store, Reward((), (), "sum", {"path": path, "hash": "a"}, list), "bf16")
+
+    same = {"path": "another/name", "hash": "a", "precision": "bf16"}
+    assert is_scored(same)
+    assert not is_scored(None)
+    assert not is_scored({**same, "hash": "b"})
+    assert not is_scored({**same, "precision": "fp32"})
+    assert not is_scored({"path": "runs/reward", "hash": "a"})  # of an earlier version
+    assert not is_scored(same, VOWELS)  # the function may have changed

@@ -17,7 +17,7 @@ from rlhf.cli import main
 from rlhf.errors import GuardError, InputError
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.chat_template import end_token_ids
-from rlhf.modeling.log_probs import Sequences, response_logits
+from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
@@ -282,6 +282,6 @@ def test_only_positions_of_responses_reach_the_output_matrix(model: PreTrainedMo
     responses = [[20, 21, 2], [22, 2], [23, 24, 2], [25], [2]]
     sequences = Sequences(pad_left(PROMPTS, 0), pad_right(responses, 0))
     with torch.no_grad():
-        logits = response_logits(model, sequences)
-    assert logits.shape[:2] == (5, 3)
+        found = response_log_probs(model, sequences, 1.0)
+    assert found.log_probs.shape == (5, 3, 1)
     assert [shape[:-1].numel() for shape in read] == [3 + 2 + 3 + 1 + 1]

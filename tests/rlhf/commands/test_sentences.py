@@ -264,6 +264,13 @@ def test_other_commands(
     assert sentences(command, settings, result)[0] == first
 
 
+@pytest.mark.parametrize("left", [0, 7])
+def test_a_stopped_board_says_how_to_go_on_where_tasks_are_left(left: int) -> None:
+    found = sentences("label", {}, {"new_rankings": 1, "open_tasks": left})
+    assert found[1:-1] == ["Give the same command again to go on ranking."] * bool(left)
+    assert found[-1].startswith("Next: rlhf export ")
+
+
 def test_best_of_n_fine_tuning_says_how_outputs_were_chosen() -> None:
     best = {
         **{"samples": 4, "prompts": 9, "chosen": 7, "no_choice": 2, "tied": 1, "unfinished": 0},

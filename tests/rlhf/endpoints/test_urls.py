@@ -1,12 +1,14 @@
 """What is left of a request that a real server refuses."""
 
+import socket
 from urllib.error import HTTPError
 from urllib.request import Request
 
 import psutil
 import pytest
 
-from rlhf.endpoints.urls import open_url
+from rlhf.endpoints.urls import listen, open_url, require_free_port
+from rlhf.errors import InputError
 from tests.servers.judge import JudgeServer
 
 
@@ -35,3 +37,32 @@ def test_an_answer_keeps_its_connection_until_it_is_read():
             assert len(open_connections(server.server_port)) == 1
             assert b"[[A]]" in answer.read()
         assert open_connections(server.server_port) == set()
+
+
+def test_a_port_that_is_taken_is_an_error_in_words():
+    """A program that comes second, even between a check and the start, is told so."""
+    [first] = listen("127.0.0.1", 0)
+    with first:
+        port = first.getsockname()[1]
+        with pytest.raises(InputError, match=f"Port {port} of 127.0.0.1 cannot be used"):
+            listen("127.0.0.1", port)
+    require_free_port("127.0.0.1", port)
+
+
+def test_connections_wait_for_no_full_packet():
+    """asyncio switches Nagle's algorithm off only for sockets that say they are TCP."""
+    [one] = listen("127.0.0.1", 0)
+    with one:
+        assert one.proto == socket.IPPROTO_TCP
+
+
+def test_a_name_is_listened_to_at_all_its_addresses():
+    names = socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)
+    listening = listen("localhost", 0)
+    try:
+        families = {one.family for one in listening}
+        assert socket.AF_INET in families
+        assert families <= {family for family, *_ in names}
+    finally:
+        for one in listening:
+            one.close()

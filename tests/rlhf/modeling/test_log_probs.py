@@ -17,11 +17,11 @@ from rlhf.modeling.log_probs import (
     batches_by_prompt,
     reference_log_probs,
     response_log_probs,
-    response_logits,
 )
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import TokenBatch, load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
+from tests.rlhf.modeling.padded import response_logits
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
 RESPONSES = [[20, 21, 22, 2], [23, 2], [24, 25, 26]]

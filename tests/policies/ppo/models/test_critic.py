@@ -20,6 +20,7 @@ from policies.ppo.models.critic import (
 from policies.ppo.rollout_metrics import describe_values
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
+from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import pad_left, pad_right
@@ -178,6 +179,22 @@ def test_a_head_reads_the_policys_last_hidden_states(tiny_model: Path) -> None:
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(first, together[:1], rtol=1e-4, atol=1e-5)
     assert model(SHORT, 0, 1.0)[1] is None
+
+
+def test_a_head_on_packed_rows_is_that_on_padded_ones(tiny_model: Path) -> None:
+    """Packed, the output layer reads no padding: responses of different lengths show it."""
+    prompts, responses = [[5, 6, 7, 8, 9, 10]] * 3, [[20, 30, 21, 2], [23, 2], [30]]
+    sequences = Sequences(pad_left(prompts, 0), pad_right(responses, 0))
+    padded, packed = build_headed(tiny_model).eval(), build_headed(tiny_model).eval()
+    assert pack_prefixes(packed.policy) is None
+    mask = sequences.responses.mask
+    found = []
+    for model in (padded, packed):
+        log_probs, values, _ = model(sequences, 3, 1.0)
+        (log_probs.sum() + values[mask].sum()).backward()
+        found.append((log_probs, values[mask], model.critic.score.weight.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("trains_policy", [True, False])

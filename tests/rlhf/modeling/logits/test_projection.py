@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.modeling.log_probs import Sequences, response_log_probs, response_logits
+from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.logits.projection import float32_logits, float32_product
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import pad_left, pad_right
+from tests.rlhf.modeling.padded import response_logits
 
 SEQUENCES = Sequences(pad_left([[5, 6, 7], [8, 9]], 0), pad_right([[20, 21, 2], [22, 23, 24]], 0))
 
