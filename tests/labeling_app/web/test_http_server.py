@@ -193,7 +193,7 @@ def test_an_address_is_believed_from_the_proxies_that_are_named(monkeypatch, tru
     async def whoami(scope, receive, send) -> None:
         await PlainTextResponse(scope["client"][0])(scope, receive, send)
 
-    config = http_server.configure(whoami, "127.0.0.1", 0)
+    config = http_server.configure(whoami)
     config.load()
     client = TestClient(config.loaded_app, client=("127.0.0.1", 50000))
     # What the client says comes first, what the proxy has seen last.

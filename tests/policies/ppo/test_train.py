@@ -85,7 +85,8 @@ def test_a_function_scores_the_reference_outputs(training: TrainingInputs, tmp_p
     assert main(command) == 0
     store = open_store(tmp_path / "reference" / "outputs")
     assert [row.reward for row in store.rows] == [count_vowels("", row.text) for row in store.rows]
-    assert store.manifest["reward"] == {"path": SIGNAL, "hash": SIGNAL}
+    scored = {"path": SIGNAL, "hash": SIGNAL, "precision": "fp32"}
+    assert store.manifest["reward"] == scored
 
 
 def test_a_function_can_be_the_reward(training: TrainingInputs, tmp_path: Path) -> None:
