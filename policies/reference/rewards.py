@@ -178,7 +178,7 @@ def _record_rewards(
 def is_scored_by(store: ReferenceStore, model: Reward, precision: str) -> bool:
     """Whether the rows of a store have the rewards that a reward model would give them here.
 
-    Rewards in bf16 and fp32 are not compared. A function may have changed under the same name.
+    Those in bf16 differ from those in fp32, and a function may have changed under the same name.
     """
     stored = store.manifest["reward"]
     wanted = {"hash": model.description["hash"], "precision": precision}

@@ -67,7 +67,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             raise InputError(
                 f"Port {port} of {host} cannot be used ({error.strerror})",
-                f"Choose another: --port {port + 1}",
+                f"Choose another: --port {port + 1}, or another --host",
             ) from None
         stack.pop_all()
     return listening
