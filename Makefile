@@ -10,7 +10,7 @@ DB ?= runs/demo/labels.db
 
 unexport PYTHONDONTWRITEBYTECODE # where it is set, every test process compiles all that it imports
 
-.PHONY: install model browser nodes proxy vllm demo few-demo label test check test-vllm test-all clean
+.PHONY: install model browser nodes proxy vllm demo few-demo label test check test-vllm test-deploy test-all clean
 
 install: $(VENV)/.installed
 
@@ -30,9 +30,10 @@ browser:
 nodes: # network namespaces stand for machines; without `ip` their test is skipped
 	@command -v ip >/dev/null || (apt-get update --quiet=2 && apt-get install --yes --quiet=2 iproute2)
 
-proxy: # TLS in front of the labeling app, and the rotation of its log; without them tests are skipped
-	@test -x /usr/sbin/nginx -a -x /usr/sbin/logrotate || \
-	    (apt-get update --quiet=2 && apt-get install --yes --quiet=2 nginx-light logrotate)
+proxy: # what a server with the labeling app has; without them tests are skipped
+	@which curl systemd-analyze /usr/sbin/nginx /usr/sbin/logrotate >/dev/null || \
+	    (apt-get update --quiet=2 && \
+	    apt-get install --yes --quiet=2 curl systemd nginx-light logrotate)
 
 vllm: $(VLLM)/.installed
 
@@ -61,6 +62,9 @@ check: model browser
 test-vllm: vllm
 	$(VLLM)/bin/python -m pytest -m 'not slow' $(VLLM_TESTS)
 
+test-deploy: nodes proxy # the wheel, the service behind nginx, upgrades, the image's steps
+	$(BIN)/pytest -m slow tests/examples/deploy
+
 few-demo: model # the demo with the real model, cut short
 	few=$$(mktemp -d); trap 'rm -rf "$$few"' EXIT; \
 	awk '/"split": "train"/ && train++ < 12 || /"split": "test"/ && test++ < 6' \
@@ -72,8 +76,9 @@ few-demo: model # the demo with the real model, cut short
 
 test: # packages come while others unpack or the checks begin; what follows takes one core each
 	$(MAKE) --jobs 2 install browser
+	$(MAKE) nodes proxy
 	$(MAKE) --jobs 2 check vllm
-	$(MAKE) --jobs 2 test-vllm few-demo
+	$(MAKE) --jobs 3 test-vllm few-demo test-deploy
 
 test-all: model browser nodes proxy test-vllm
 	$(VLLM)/bin/python -m pytest -m slow $(VLLM_TESTS)

@@ -1,6 +1,6 @@
 """Where rewards come from: reward models, functions and HTTP endpoints, alone or combined."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -122,6 +122,16 @@ def combine(
 def is_model(name: str) -> bool:
     """Whether a reward is a model, not a function or an endpoint."""
     return not name.startswith((SIGNAL, "http://", "https://"))
+
+
+def reward_key(reward: Mapping[str, str], precision: str | None) -> str:
+    """The same for rewards that give the same scores: the hash, of a model also the precision.
+
+    Args:
+        reward: its description, with `path` and `hash`.
+        precision: bf16 or fp32; None where nobody recorded it.
+    """
+    return f"{reward['hash']} {precision}" if is_model(reward["path"]) else reward["hash"]
 
 
 def reads_tokens(name: str) -> bool:

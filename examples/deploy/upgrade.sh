@@ -17,8 +17,9 @@ switch_to() { # in one step: there is always a version at `current`
 }
 
 answers() {
-    for ((second = 0; second < wait; second++)); do
-        if curl --silent --fail --output /dev/null "$url"; then return 0; fi
+    local end=$((SECONDS + wait))
+    while ((SECONDS < end)); do
+        if curl --silent --fail --max-time 5 --output /dev/null "$url"; then return 0; fi
         sleep 1
     done
     return 1
@@ -42,6 +43,10 @@ as_owner() { # of the database, or files beside it would belong to root
     if [ "$(id -u)" = 0 ]; then runuser -u "$(stat -c %U "$database")" -- "$@"; else "$@"; fi
 }
 
+command -v curl >/dev/null || {
+    echo "upgrade.sh needs curl, to see whether the app answers: apt-get install curl" >&2
+    exit 1
+}
 python3 -m venv "$new"
 "$new/bin/python" -m pip install --quiet "$wheel"
 "$new/bin/rlhf" --version

@@ -24,6 +24,7 @@ from policies.deployment.timing import (
     require_context,
 )
 from reward.scoring.files import require_new
+from rlhf.modeling.logits.freed_memory import keep_freed_blocks
 from rlhf.modeling.models import describe_model
 from rlhf.parallel.distributed import start_alone
 from rlhf.planning.price import cost_of
@@ -49,6 +50,8 @@ def benchmark(settings: BenchmarkSettings) -> dict[str, Any]:
         require_context(described["folder"], settings)
     inputs = {name: describe_model(models[name]["folder"]) for name in names}
     accelerator = start_alone(settings.precision, settings.seed)
+    if accelerator.device.type == "cpu":
+        keep_freed_blocks()  # as sampling does, or scores after a policy would take less time
     with new_folder(settings.out) as partial:
         run = open_stage(partial, "benchmark", settings, inputs, resume=False)
         with stage_status(run):

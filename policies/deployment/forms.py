@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from policies.deployment.settings import FormName
 from rlhf.errors import InputError
 from rlhf.modeling.heads import parts_above_trunk
+from rlhf.planning.flops import experts_of
 
 FORMAT = "pack-quantized"
 STORED = torch.bfloat16  # what is not quantized, and the scales
@@ -75,8 +76,10 @@ def quantize_weights(
         on_layer: called after each layer.
 
     Raises:
-        InputError: it has no linear layers, or no group size divides their inputs.
+        InputError: it has no linear layers, no group size divides their inputs, or it has experts,
+            whose weights would stay as they are.
     """
+    _require_no_experts(model)
     form, layers = FORMS[name], linear_layers(model)
     args = _arguments(model, form, layers)
     scheme = QuantizationScheme(targets=["Linear"], weights=args, format=FORMAT)
@@ -95,6 +98,14 @@ def quantize_weights(
     )
     model.config.quantization_config = described.model_dump(mode="json")
     model.config.dtype = STORED
+
+
+def _require_no_experts(model: PreTrainedModel) -> None:
+    if any(experts_of(part) for part in model.modules()):
+        raise InputError(
+            f"{type(model).__name__} is a mixture of experts, whose weights this does not quantize",
+            "Serve it in bf16, or quantize it when it is loaded: vllm serve --quantization fp8.",
+        )
 
 
 def choose_scales(

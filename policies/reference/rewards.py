@@ -6,7 +6,7 @@ an interruption, the same command continues with the shards that lack them.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,14 @@ from policies.reference.shards import (
 )
 from policies.reference.store import MANIFEST, ReferenceRow, ReferenceStore, read_manifest
 from policies.reference.writer import shards_of_rank, writes
-from policies.rewards import Reward, describe_rewards, is_model, load_reward, reads_tokens
+from policies.rewards import (
+    Reward,
+    describe_rewards,
+    is_model,
+    load_reward,
+    reads_tokens,
+    reward_key,
+)
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.modeling.readers import described_kwargs, tokenizer_of
@@ -47,8 +54,8 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     """Score the outputs that a store holds, in place, and return its report.
 
     Raises:
-        InputError: there is no finished store, the reward cannot be used, or the store has those
-            of another one.
+        InputError: there is no finished store, the reward cannot be used, or the store has
+            rewards of another one or in another precision.
     """
     assert settings.reward is not None
     run = require_done(settings.out, "reference", "outputs")
@@ -56,10 +63,12 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     accelerator = start(settings.precision, settings.seed)
     manifest = from_main(read_manifest(run.outputs))
     description = describe_rewards([settings.reward], manifest["model"])["reward"]
-    if manifest["reward"] is not None and manifest["reward"]["hash"] == description["hash"]:
+    precision = precision_of(accelerator)
+    stored, wanted = manifest["reward"], {**description, "precision": precision}
+    if stored is not None and _is_wanted(stored, wanted, settings):
         return run.read_report()
-    if manifest["reward"] is not None:
-        _require_replacing(settings, manifest["reward"], description)
+    if stored is not None:
+        _require_replacing(settings, stored, wanted)
         if accelerator.is_main_process:
             write_json(run.outputs / MANIFEST, {**manifest, "reward": None})
     accelerator.wait_for_everyone()
@@ -71,25 +80,27 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
         sharding=sharding,
         given=described_kwargs(manifest["model"]),
     )
-    names = shards_of_rank(list(manifest["shards"]), settings, accelerator)
-    mine = {name: manifest["shards"][name] for name in names}
+    names = list(manifest["shards"])
+    mine = {n: manifest["shards"][n] for n in shards_of_rank(names, settings, accelerator)}
     heartbeat = heartbeat_of(run, settings)
     # the stage stays finished even if scoring fails
     with (
         job_clock(heartbeat),
         watching(heartbeat, settings.parallel.stall_timeout, _print_error),
     ):
-        scorer = _Scorer(accelerator, sharding, reward, tokenizer, settings.batch_size)
+        for name, expected in mine.items():
+            require_unchanged(run.outputs / name, expected, scored=False)
+        _require_one_precision(settings, run.outputs, names, wanted)
+        scorer = _Scorer(accelerator, sharding, reward, tokenizer, precision, settings.batch_size)
         scorer.score(run.outputs, mine)
         accelerator.wait_for_everyone()
-    names = list(manifest["shards"])
-    scored = from_main([n for n in names if reward_of(run.outputs / n) == description["hash"]])
+    key = reward_key(description, precision)
+    scored = from_main([name for name in names if reward_of(run.outputs / name) == key])
     if len(scored) < len(names):
         accelerator.wait_for_everyone()
         return {"shards": {"scored": len(scored), "of": len(names)}}
     if accelerator.is_main_process:
-        precision = precision_of(accelerator)
-        _record_rewards(run, manifest, description, precision, settings.price_per_hour)
+        _record_rewards(run, manifest, wanted, settings.price_per_hour)
     accelerator.wait_for_everyone()
     return run.read_report()
 
@@ -105,13 +116,12 @@ class _Scorer:
     sharding: Sharding
     reward: Reward
     tokenizer: PreTrainedTokenizerBase
+    precision: str
     batch_size: int
 
     def score(self, folder: Path, shards: dict[str, dict[str, Any]]) -> None:
         """Score this rank's shards that have no rewards yet."""
-        for name, expected in shards.items():
-            require_unchanged(folder / name, expected, scored=False)
-        wanted = self.reward.description["hash"]
+        wanted = reward_key(self.reward.description, self.precision)
         lacking = [name for name in shards if reward_of(folder / name) != wanted]
         if self.sharding.is_tensor_parallel:
             lacking = from_main(lacking)
@@ -138,22 +148,50 @@ class _Scorer:
         return self.reward.score_rows(rows, self.tokenizer, device, size)
 
 
+def _is_wanted(
+    stored: Mapping[str, str], wanted: Mapping[str, str], settings: ReferenceSettings
+) -> bool:
+    """Whether the store has these rewards; `--precision auto` takes them in either precision."""
+    if settings.precision == "auto":
+        return stored["hash"] == wanted["hash"]
+    return reward_key(stored, stored.get("precision")) == reward_key(wanted, wanted["precision"])
+
+
+def _require_one_precision(
+    settings: ReferenceSettings, folder: Path, names: Sequence[str], wanted: Mapping[str, str]
+) -> None:
+    """Refuse to go on where another job, or this one before, scored in another precision."""
+    other = "fp32" if wanted["precision"] == "bf16" else "bf16"
+    keys = from_main([reward_of(folder / name) for name in names])
+    scored = 0 if settings.replace_reward else keys.count(f"{wanted['hash']} {other}")
+    if scored:
+        raise InputError(
+            f"{scored} of {len(keys)} files in {folder} have the rewards of {wanted['path']} in "
+            f"{other}; this job computes in {wanted['precision']}",
+            f"Add --precision {other}, or score all of them again: --replace-reward.",
+        )
+
+
 def _require_replacing(
-    settings: ReferenceSettings, present: dict[str, str], wanted: dict[str, str]
+    settings: ReferenceSettings, stored: Mapping[str, str], wanted: Mapping[str, str]
 ) -> None:
     if not settings.replace_reward:
         raise InputError(
-            f"The outputs in {settings.out} have the rewards of {present['path']} "
-            f"({present['hash']}), not of {wanted['path']} ({wanted['hash']})",
+            f"The outputs in {settings.out} have the rewards of {_name(stored)}, "
+            f"not of {_name(wanted)}",
             "Add --replace-reward to give them the new ones.",
         )
+
+
+def _name(reward: Mapping[str, str]) -> str:
+    precision = f" in {reward['precision']}" if "precision" in reward else ""
+    return f"{reward['path']} ({reward['hash']}){precision if is_model(reward['path']) else ''}"
 
 
 def _record_rewards(
     run: RunDir,
     manifest: dict[str, Any],
     reward: dict[str, str],
-    precision: str,
     price_per_hour: float | None,
 ) -> None:
     """Record the rewards that all shards have now; the manifest, which readers use, comes last.
@@ -169,10 +207,10 @@ def _record_rewards(
         for name, shard in manifest["shards"].items()
     }
     stage = run.read_stage()
-    write_json(run.stage_file, {**stage, "inputs": {**stage["inputs"], "reward": reward}})
-    write_json(run.report_json, {**report, "reward": reward, "cost": cost})
-    described = {**reward, "precision": precision}
-    write_json(run.outputs / MANIFEST, {**manifest, "reward": described, "shards": shards})
+    described = {key: value for key, value in reward.items() if key != "precision"}
+    write_json(run.stage_file, {**stage, "inputs": {**stage["inputs"], "reward": described}})
+    write_json(run.report_json, {**report, "reward": described, "cost": cost})
+    write_json(run.outputs / MANIFEST, {**manifest, "reward": reward, "shards": shards})
 
 
 def is_scored_by(store: ReferenceStore, model: Reward, precision: str) -> bool:
@@ -181,11 +219,10 @@ def is_scored_by(store: ReferenceStore, model: Reward, precision: str) -> bool:
     Those in bf16 differ from those in fp32, and a function may have changed under the same name.
     """
     stored = store.manifest["reward"]
-    wanted = {"hash": model.description["hash"], "precision": precision}
     return (
         is_model(model.description["path"])
         and stored is not None
-        and {key: stored.get(key) for key in wanted} == wanted
+        and reward_key(stored, stored.get("precision")) == reward_key(model.description, precision)
     )
 
 

@@ -124,7 +124,7 @@ def write_shard(path: Path, rows: Sequence[ReferenceRow], reward: str | None) ->
     Args:
         path: the file.
         rows: what it will hold.
-        reward: hash of what gave the rows their rewards; None when they have none.
+        reward: the `reward_key` of what gave the rows their rewards; None when they have none.
     """
     table = pa.Table.from_pylist([row.to_columns() for row in rows], schema=SCHEMA)
     write_table(path, table, reward)
@@ -143,7 +143,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def reward_of(path: Path) -> str | None:
-    """The hash of what gave a shard its rewards; None when it has none."""
+    """The `reward_key` of what gave a shard its rewards; None when it has none."""
     marks = pq.ParquetFile(path).schema_arrow.metadata or {}
     return marks.get(b"reward", b"").decode() or None
 

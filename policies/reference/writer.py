@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.reference.settings import ReferenceSettings
 from policies.reference.shards import ReferenceRow, TopTokens, write_shard
-from policies.rewards import Reward, load_reward
+from policies.rewards import Reward, load_reward, reward_key
 from policies.sampling.engines import FrozenModel, new_sampler
 from policies.sampling.generate import Sample, Sampler, cut_at_end_token
 from rlhf.modeling.attention.packing import pack_prefixes
@@ -174,7 +174,7 @@ class ShardWriter:
             missing = from_main(missing)
         places = {name: place for place, name in enumerate(shards, start=1)}
         judge = self.models.reward
-        reward = None if judge is None else judge.description["hash"]
+        reward = reward_key(judge.description, self.settings.precision) if judge else None
         sizes = {name: len(shards[name]) * self.settings.sampling.samples for name in mine}
         total, lacking = sum(sizes.values()), sum(sizes[name] for name in missing)
         turns = self.sharding.equal_calls(self.accelerator, missing, list(shards)[:1])

@@ -5,7 +5,8 @@ as many for the gradient of the rows, and as many again for that of the matrix i
 Attention takes 4·q operations for every query and key that it multiplies, where q is the width of
 all query heads, and twice as many backward. What is computed counts: padding, both sides of the
 causal mask, and layers that are computed again under gradient checkpointing. Norms, activations,
-embeddings and heads with one output are not counted. Of sequences that continuous batching puts
+embeddings and heads with one output are not counted. Of a mixture of experts, the experts that a
+token is sent to count, not the router. Of sequences that continuous batching puts
 into one row, each counts with its own keys; what a mask hides of the others' does not.
 
 Letters: T tokens of a pass, N positions whose logits are read, d hidden size, V vocabulary.
@@ -222,12 +223,15 @@ def measure_matrices(trunk: nn.Module, adapters: tuple[str, ...] = ()) -> Matric
     last: dict[str, int] = {}
     for name, part in trunk.named_modules():
         words = name.split(".")
-        if not isinstance(part, nn.Linear | Conv1D) or _is_idle(words, adapters):
+        weights = [] if _is_idle(words, adapters) else _multiplied(part, text)
+        size = sum(numbers for _, numbers in weights)
+        if not size:
             continue
-        size = _size(part)
         total += size
-        last[next((word for word in words if word.isdigit()), "")] = size
-        trained += size * part.weight.requires_grad
+        # what experts give is weighted, and the gradient of the weights needs it again
+        is_needed = weights[-1][0].dim() == 3
+        last[next((word for word in words if word.isdigit()), "")] = 0 if is_needed else size
+        trained += sum(numbers for weight, numbers in weights if weight.requires_grad)
         is_first = FIRST_LAYER in words and bool(READS_HIDDEN & set(words))
         if embedded or not is_first or "lora_B" in words:
             reached += size
@@ -239,6 +243,21 @@ def _is_idle(words: list[str], adapters: tuple[str, ...]) -> bool:
     """Whether a module belongs to an adapter that is not in use."""
     is_adapter = "lora_A" in words or "lora_B" in words
     return is_adapter and words[-1] not in adapters
+
+
+def _multiplied(part: nn.Module, config: Any) -> list[tuple[Tensor, int]]:
+    """A module's own matrices, and how many of their numbers a token is multiplied with."""
+    if isinstance(part, nn.Linear | Conv1D):
+        return [(part.weight, _size(part))]
+    taken = getattr(config, "num_experts_per_tok", None) or 0
+    return [(weight, weight.numel() // len(weight) * taken) for weight in experts_of(part)]
+
+
+def experts_of(part: nn.Module) -> list[nn.Parameter]:
+    """The weights of a module's experts, as transformers keeps them: a matrix each, stacked."""
+    if isinstance(part, nn.Conv1d):
+        return []
+    return [weight for weight in part.parameters(recurse=False) if weight.dim() == 3]
 
 
 def _size(part: nn.Module) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.config import read_settings_file
 from rlhf.errors import InputError
 from rlhf.records.ranked import read_manifest
 from rlhf.run.intervals import outcome
@@ -16,7 +17,6 @@ from rlhf.run.loops.commands import seconds_on_devices
 from rlhf.run.rundir import RunDir, device_seconds
 
 HOUR = 3600
-COMPARED_WITH = ("against", "gold")  # inputs of an evaluation that did not make its policy
 JUDGES = ("people", "ai", "gold", "reward")  # the most trustworthy one first
 
 Cost = dict[str, Any]
@@ -78,7 +78,7 @@ def cost_of_seconds(seconds: float, price_per_hour: float | None) -> Cost:
 def cost_of_chain(
     run: RunDir, price_per_hour: float | None, win_rate: Mapping[str, Mapping[str, Any]]
 ) -> Cost:
-    """What an evaluation and all stages before it have cost, and a point of win rate."""
+    """What an evaluation and the stages that made its policy cost, and a point of win rate."""
     return with_price_per_point(cost_of_stages(_chain(run), price_per_hour), win_rate)
 
 
@@ -106,30 +106,47 @@ def price_of_a_point(price: float | None, win_rate: float | None) -> float | Non
 
 
 def _chain(run: RunDir) -> list[RunDir]:
-    """A stage and those that made its inputs, as far as their folders are still there."""
-    found: dict[Path, RunDir] = {}
-    open_runs = [run]
-    while open_runs:
-        one = open_runs.pop()
-        place = one.path.resolve()
-        if place in found:
-            continue
-        found[place] = one
-        for name, given in one.inputs.items():
-            if name in COMPARED_WITH:
-                continue
-            path = Path(given["path"])
-            open_runs += [
-                RunDir(folder)
-                for folder in (path, path.parent)
-                if RunDir(folder).stage_file.is_file()
-            ]
+    """An evaluation and the stages that made its policy, as far as their folders are still there.
+
+    Of its other inputs only those count that made the policy, too: not a judge, nor what the policy
+    is compared with.
+    """
+    found: dict[Path, RunDir] = {run.path.resolve(): run}
+    paths = [input_path(run, "policy")]
+    while paths:
+        path = paths.pop()
+        for one in map(RunDir, (path, path.parent)):
+            place = one.path.resolve()
+            if place not in found and one.stage_file.is_file():
+                found[place] = one
+                paths += [input_path(one, name) for name in one.inputs]
     return list(found.values())
 
 
+def input_path(run: RunDir, name: str) -> Path:
+    """Where an input of a stage is; a relative path also counts from where the stage was started.
+
+    Args:
+        run: the stage.
+        name: of the input, such as policy or rankings.
+    """
+    path, begun = Path(run.inputs[name]["path"]), begun_in(run)
+    places = [path, *([begun / path] if begun else [])]
+    there = (one for one in places if one.exists() or RunDir(one.parent).stage_file.is_file())
+    return next(there, path)
+
+
+def begun_in(run: RunDir) -> Path | None:
+    """The folder in which a stage was started; None where its --out does not tell."""
+    settings = read_settings_file(run.config_file) if run.config_file.is_file() else {}
+    out, path = Path(settings.get("out") or "/"), run.path.resolve()
+    if out.is_absolute() or not out.parts or path.parts[-len(out.parts) :] != out.parts:
+        return None
+    return path.parents[len(out.parts) - 1]
+
+
 def _rankings_of(run: RunDir) -> Path | None:
-    given = run.inputs.get("rankings")
-    return Path(given["path"]) if given else None
+    return input_path(run, "rankings") if "rankings" in run.inputs else None
 
 
 def _annotator_hours(rankings: Path | None) -> float | None:

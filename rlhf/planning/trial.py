@@ -24,6 +24,7 @@ from rlhf.planning.forecast import (
     count_operations,
 )
 from rlhf.planning.planner import Shape, read_shape
+from rlhf.planning.price import begun_in, input_path
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 
@@ -122,30 +123,17 @@ def _shape_of_input(run: RunDir, name: str) -> Shape:
         InputError: it is at neither place; says which run named it.
     """
     given = run.inputs[name]["path"]
-    begun = _begun_in(run)
-    moved = begun / given if begun and not Path(given).exists() else None
-    if moved and moved.exists():
-        return read_shape(str(moved))
     try:
-        return read_shape(given)
+        return read_shape(str(input_path(run, name)))
     except InputError as error:
         if Path(given).is_absolute() or Path(given).exists():
             raise
-        folder = begun or "the folder in which that run was started"
+        folder = begun_in(run) or "the folder in which that run was started"
         raise InputError(
             f"{run.path} was started with the {name} {given}, which is not there",
             f"If it is a folder, its path is relative to {folder}: restore it there, or type this "
             f"command where {given} is. If it is a name on the hub, check the connection.",
         ) from error
-
-
-def _begun_in(run: RunDir) -> Path | None:
-    """The folder in which a run was started; None where its --out does not tell."""
-    out = Path(read_settings_file(run.config_file).get("out") or "/")
-    path = run.path.resolve()
-    if out.is_absolute() or not out.parts or path.parts[-len(out.parts) :] != out.parts:
-        return None
-    return path.parents[len(out.parts) - 1]
 
 
 def stage_of(stage: str, lora_rank: int | None) -> Stage:

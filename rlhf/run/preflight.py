@@ -161,7 +161,10 @@ def require_shared(run: RunDir) -> None:
 def run_canary(accelerator: Accelerator, folder: Path) -> list[dict[str, Any]]:
     """Multiply, train two steps and sum over all processes; returns the findings of each process.
 
+    A process that hangs, also in the first exchange with the others, ends the program.
+
     Raises:
+        MismatchError: a process has other packages than the first.
         InputError: a device multiplies wrongly, or processes end with different weights.
     """
 
@@ -169,6 +172,8 @@ def run_canary(accelerator: Accelerator, folder: Path) -> list[dict[str, Any]]:
         sys.stderr.write(f"error {error.problem}\n")
 
     with watching(folder, STALL_SECONDS, report):
+        beat("comparing packages")
+        require_agreement(accelerator, describe_process({}))
         beat("multiplying")
         mine: dict[str, Any] = {"host": socket.gethostname(), "device": _name(accelerator.device)}
         mine["error"] = product_error(accelerator.device)

@@ -160,6 +160,45 @@ def test_the_pages_have_the_numbers_of_the_results(
     assert table in PAGES
 
 
+def is_met(run: dict) -> bool:
+    """Whether a seed of *People's labels* meets every criterion that was set beforehand."""
+    wins = [run["judge"], run["judge_at_equal_length"]]
+    ends = run["eos_rate"]
+    return (
+        all(one["value"] >= 0.7 and one["low"] > 0.6 for one in wins)
+        and run["nats_per_token"] <= 0.25
+        and abs(ends["policy"] - ends["reference"]) <= 0.1
+        and run["template"]["policy"]["share"] <= 0.05
+        and run["retained"]["difference"]["value"] <= 0.05
+    )
+
+
+def test_the_pages_say_how_peoples_labels_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = json.loads((FOLDERS["people"] / "results" / "people.json").read_text())
+    interval = load(monkeypatch, "experiment").interval
+    page, first = (
+        " ".join(folder.joinpath("README.md").read_text(encoding="utf-8").split())
+        for folder in (EVIDENCE, REPOSITORY)
+    )
+    *some, last = (f"{100 * run['judge']['value']:.0f}" for run in result["runs"])
+    wins = f"{', '.join(some)} and {last} % of comparisons"
+    assert f"the policy wins {wins}" in page
+    assert f"in {wins}" in first
+    accuracy, bare = (result["accuracy"]["reward"][name] for name in ("accuracy", "bare"))
+    assert f"**{interval(accuracy)} of {accuracy['pairs']} held-out judgments**" in page
+    assert f"it agrees with {interval(bare)}" in page
+    moved = [run["nats_per_token"] for run in result["runs"]]
+    assert f"{min(moved):.2f}–{max(moved):.2f} nats per token" in page
+    praise = "All three seeds meet every criterion set beforehand"
+    assert (praise in page) == all(map(is_met, result["runs"]))
+    for sample in result["samples"]:
+        begun, before, after = (
+            " ".join(sample[part].removeprefix("Continue: ").replace("|", "\\|").split())
+            for part in ("beginning", "original", "policy")
+        )
+        assert f"| {begun} | {before} | {after} |" in page
+
+
 OTHER_TURNS = ["I went to the beach.", "I walked to the store."]
 STORED = {"kl.coefficient": 0.1, "kl.rows_per_prompt": 0.25}  # no source: it is the default
 EARLIER = {"people_stored": (2.0, 8), "people_first": (1.0, 2), "people_ends": (2.0, 2)}

@@ -142,12 +142,12 @@ def tabulate(result: Config) -> Table:
     """One row for each set and seed."""
     trained = list(result["config"]["trained"])
     header = ["judgments", "seed", *(f"{name} (95 %)" for name in trained)]
-    rows = [[*header, "the longer wins", "the likelier wins (95 %)"]]
+    rows = [[*header, "the longer wins (95 %)", "the likelier wins (95 %)"]]
     for name, found in result["sets"].items():
         for one in found["runs"]:
             cells = [interval(one["trained"][how]) for how in trained]
-            longer = f"{100 * one['longer_wins']['value']:.0f} %"
-            rows.append([name, str(one["seed"]), *cells, longer, interval(one["likelier_wins"])])
+            cells += [interval(one["longer_wins"]), interval(one["likelier_wins"])]
+            rows.append([name, str(one["seed"]), *cells])
     return rows
 
 

@@ -58,11 +58,9 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 def _canary(path: Path) -> dict[str, Any]:
     """What the canary found on every device, by rank."""
     from rlhf.parallel.distributed import start
-    from rlhf.run.preflight import describe_process, require_agreement, run_canary
+    from rlhf.run.preflight import run_canary
 
-    accelerator = start("fp32", seed=0)
-    require_agreement(accelerator, describe_process({}))
-    findings = run_canary(accelerator, path / ".canary")
+    findings = run_canary(start("fp32", seed=0), path / ".canary")
     return {
         f"rank {number}": f"{one['host']}, {one['device']}, product off by {one['error']:.1e}, "
         f"sums at {one['gigabytes_per_second']:.2g} GB/s"

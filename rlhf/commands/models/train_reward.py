@@ -85,7 +85,10 @@ def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
     from reward.memory import plan_sharded
     from reward.training.origin import resolve_model
+    from rlhf.records.ranked import read_manifest
 
+    if settings.rankings.exists():
+        read_manifest(settings.rankings)
     return plan_sharded(resolve_model(settings)).text
 
 

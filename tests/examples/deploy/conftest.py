@@ -38,12 +38,13 @@ class Installed:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
-    def run(self, *command: str, folder: Path | None = None) -> str:
-        """What a command prints; it must succeed."""
+    def run(self, *command: str, folder: Path | None = None, text: str = "") -> str:
+        """What a command prints that reads this text from stdin; it must succeed."""
         done = subprocess.run(
             [str(self.bin / command[0]), *command[1:]],
             cwd=folder or self.folder,
             env=self.environment,
+            input=text,
             capture_output=True,
             text=True,
             check=False,

@@ -95,18 +95,20 @@ def test_the_canary_runs_every_night() -> None:
     assert " ".join(schedule) == job["spec"]["schedule"]
     assert user == unit("rlhf-label.service")["Service"]["User"]
     assert "%" not in command  # cron would read a new line
-    require_command(shlex.split(shlex.split(command)[-1].partition(" >")[0])[1:])
+    words = shlex.split(shlex.split(command)[-1].partition(" >")[0])
+    require_command(words[words.index(RLHF) + 1 :])
 
 
-def run_canary_of_cron(folder: Path, code: int) -> tuple[int, str]:
+def run_canary_of_cron(folder: Path, code: int, seconds: int = 0) -> tuple[int, str]:
     """Run cron's command with a program in the canary's place; exit code and what cron mails."""
     program = folder / "rlhf"
-    program.write_text(f'#!/bin/sh\necho "device {code}"\nexit {code}\n')
+    program.write_text(f'#!/bin/sh\necho "device {code}"\nsleep {seconds}\nexit {code}\n')
     program.chmod(0o755)
     lines = (DEPLOY / "canary.cron").read_text().splitlines()
     [line] = [one for one in lines if RLHF in one]
     command = line.split(maxsplit=6)[6]
-    for ours, here in ((RLHF, program), ("/tmp/rlhf-canary", folder / "canary")):
+    places = (RLHF, program), ("/tmp/rlhf-canary", folder / "canary"), (" 30m ", " 1 ")
+    for ours, here in places:
         assert ours in command
         command = command.replace(ours, str(here))
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
@@ -116,7 +118,9 @@ def run_canary_of_cron(folder: Path, code: int) -> tuple[int, str]:
 @pytest.mark.skipif(shutil.which("flock") is None, reason="no flock")
 def test_cron_mails_what_failed_and_nothing_else(tmp_path: Path) -> None:
     assert run_canary_of_cron(tmp_path, 0) == (0, "")
-    assert run_canary_of_cron(tmp_path, 3)[1] == "device 3\n"
+    said = "rlhf doctor --canary: exit code {} (124: after 30 minutes)\ndevice {}\n"
+    assert run_canary_of_cron(tmp_path, 3)[1] == said.format(3, 3)
+    assert run_canary_of_cron(tmp_path, 0, seconds=60)[1] == said.format(124, 0)
     log = tmp_path / "canary.log"
     log.write_text("of the one that runs")
     with (tmp_path / "canary").open() as lock:
@@ -132,28 +136,35 @@ def test_logs_that_are_written_are_rotated() -> None:
 
 
 @pytest.mark.slow
-def test_logrotate_reads_its_file(tmp_path: Path) -> None:
+def test_logrotate_reads_its_file_beside_that_of_nginx(tmp_path: Path) -> None:
     """Without changing anything (-d), with logs that are here and the group of this process."""
     program = shutil.which("logrotate") or "/usr/sbin/logrotate"
     if not Path(program).is_file():
         pytest.skip("no logrotate: run `make proxy`")
-    text = (DEPLOY / "logrotate.conf").read_text()
     group = grp.getgrgid(os.getgid()).gr_name
-    for ours, here in (
-        ("/var/log/nginx", str(tmp_path)),
-        ("0640 www-data adm", f"0640 {Path('/proc/self').owner()} {group}"),
-    ):
-        assert ours in text
-        text = text.replace(ours, here)
-    for name in ("access", "error"):
-        (tmp_path / f"rlhf.{name}.log").write_text("one line\n")
-    (tmp_path / "conf").write_text(text)
-    (tmp_path / "conf").chmod(0o644)
-    debug = [program, "-d", "--force", "--state", str(tmp_path / "state"), str(tmp_path / "conf")]
+    sources = {"nginx": Path("/etc/logrotate.d/nginx"), "rlhf": DEPLOY / "logrotate.conf"}
+    for name, source in sources.items():
+        logs = tmp_path / "log" / name
+        logs.mkdir(parents=True, mode=0o755)
+        for log in ("access.log", "error.log"):
+            (logs / log).write_text("one line\n")
+        text = source.read_text()
+        for ours, here in (
+            ("/var/log/", f"{logs.parent}/"),
+            ("0640 www-data adm", f"0640 {Path('/proc/self').owner()} {group}"),
+        ):
+            assert ours in text
+            text = text.replace(ours, here)
+        conf = tmp_path / "logrotate.d" / name
+        conf.parent.mkdir(exist_ok=True)
+        conf.write_text(text)
+        conf.chmod(0o644)
+    state = ["--state", str(tmp_path / "state")]
+    debug = [program, "-d", "--force", *state, str(tmp_path / "logrotate.d")]
     done = subprocess.run(debug, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "error:" not in done.stderr
-    assert done.stderr.count("log needs rotating") == 2
+    assert done.stderr.count("log needs rotating") == 4
 
 
 def test_the_page_names_every_file() -> None:
@@ -212,7 +223,7 @@ def write_proxy(folder: Path, app_port: int) -> tuple[list[str], int, int]:
         "listen 80": f"listen 127.0.0.1:{http}",
         "/etc/letsencrypt/live/label.example.org/fullchain.pem": str(certificate),
         "/etc/letsencrypt/live/label.example.org/privkey.pem": str(key),
-        "/var/log/nginx": str(folder),
+        "/var/log/rlhf": str(folder),
         "label.example.org": "localhost",
         "127.0.0.1:7860": f"127.0.0.1:{app_port}",
     }.items():

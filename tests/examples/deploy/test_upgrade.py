@@ -26,15 +26,17 @@ stop) kill "$(cat pid)" 2>/dev/null; timeout 60 tail --pid="$(cat pid)" -f /dev/
 esac
 """
 BROKEN = """
-import sqlite3
+import os, socket, sqlite3, time
 
 def serve(db, *options):
     with sqlite3.connect(db) as connection:
         connection.execute("CREATE TABLE of_the_new_version (name TEXT)")
-    raise SystemExit("this version does not start")
+    ENDING
 
 BoardOptions = LiveOptions = dict
 """
+STOPS = 'raise SystemExit("this version does not start")'
+HANGS = 'held = socket.create_server(("127.0.0.1", int(os.environ["PORT"]))); time.sleep(600)'
 
 
 @pytest.fixture
@@ -116,14 +118,16 @@ def test_an_upgrade_brings_an_earlier_database_to_its_schema(
 
 
 @pytest.mark.slow
-def test_an_upgrade_that_does_not_start_is_rolled_back(
-    wheel: Path, service: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("ending", [STOPS, HANGS])
+def test_an_upgrade_that_does_not_answer_is_rolled_back(
+    ending: str, wheel: Path, service: dict[str, str], tmp_path: Path
 ) -> None:
     broken = tmp_path / wheel.name
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(broken, "w") as other:
         for name in whole.namelist():
             content = whole.read(name)
-            other.writestr(name, BROKEN if name == "labeling_app/web/serving.py" else content)
+            is_replaced = name == "labeling_app/web/serving.py"
+            other.writestr(name, BROKEN.replace("ENDING", ending) if is_replaced else content)
     before = Path(service["ROOT"], "current").resolve()
     done = upgrade(broken, {**service, "WAIT": "40"})
     assert done.returncode == 1, done.stdout + done.stderr

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from packaging.requirements import Requirement
@@ -27,7 +28,10 @@ from tests.servers.commands import REPOSITORY, free_port
 
 MODEL = "models/SmolLM2-135M-Instruct"  # of the examples
 FOR_READERS = ("README.md", ".png")
-LINKED = re.compile(r'(?:src|href)="(?:\.?/)?((?:assets|static|live)/[^"?]+)')
+LINKED = re.compile(r'(?:src|href)="(?:\.?/)?((?:assets|static|live|lead/files)/[^"?]+)')
+LEAD_PAGES = ("data", "people", "quality", "rubric", "runs")
+PAGES = ("/", "/dashboard", "/live", "/password", *(f"/lead/{page}" for page in LEAD_PAGES))
+PASSWORD = "long enough"
 HELP = """
 import sys
 from rlhf.cli import COMMANDS, main
@@ -116,9 +120,10 @@ def files_of(package: str) -> Iterator[Path]:
             yield path.relative_to(REPOSITORY)
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """The first names of all modules that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imports_of(path: Path, *, at_once: bool = False) -> Iterator[str]:
+    """The first names of all modules that a file imports: wherever in it, or when it is loaded."""
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    for node in module.body if at_once else ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (name.name.partition(".")[0] for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -151,21 +156,25 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     assert not [path for path in inside if path.startswith(("tests/", "examples/"))]
 
 
-def test_the_packages_import_only_what_is_installed_with_them() -> None:
+def strangers(known: set[str], *, at_once: bool) -> set[tuple[str, str]]:
+    """Files of the packages, and modules that they import from none of the known packages."""
     owners = packages_distributions()
-    known = declared()
-    strangers = set()
+    found = set()
     for path in (path for package in PACKAGES for path in files_of(package)):
         if path.suffix != ".py":
             continue
-        for name in imports_of(REPOSITORY / path):
-            is_ours = name in PACKAGES or name in sys.stdlib_module_names
-            if (
-                not is_ours
-                and not {canonicalize_name(one) for one in owners.get(name, [name])} & known
-            ):
-                strangers.add((str(path), name))
-    assert strangers == {("policies/sampling/vllm_engine.py", "vllm")}  # only where it is there
+        for name in imports_of(REPOSITORY / path, at_once=at_once):
+            packages = {canonicalize_name(one) for one in owners.get(name, [name])}
+            if name not in (*PACKAGES, *sys.stdlib_module_names) and not packages & known:
+                found.add((str(path), name))
+    return found
+
+
+def test_the_packages_import_only_what_is_installed_with_them() -> None:
+    by_vllm = {("policies/sampling/vllm_engine.py", "vllm")}  # only where it is there
+    assert strangers(declared(), at_once=False) == by_vllm
+    by_deepspeed = {("rlhf/parallel/zero.py", "deepspeed")}  # only with --sharding zero1 to zero3
+    assert strangers(declared(with_extras=False), at_once=True) == by_deepspeed
 
 
 def test_the_server_that_serve_starts_is_installed_without_extras() -> None:
@@ -244,26 +253,28 @@ def test_the_whole_loop_runs_and_so_does_every_example(installed: Installed, wor
 def test_the_board_serves_its_pages_and_all_that_they_load(
     installed: Installed, work: Path
 ) -> None:
+    installed.run("rlhf", "backup", "--db", "labels.db", "--out", "signed.db")
+    add = ["rlhf", "users", "add", "ann", "--db", "signed.db", "--role", "admin"]
+    installed.run(*add, "--password-stdin", text=f"{PASSWORD}\n")
+    (work / "signed.json").write_text(json.dumps({**ROUND, "db": "signed.db"}))
     url = f"http://127.0.0.1:{free_port()}"
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+
+    def get(path: str, form: dict[str, str] | None = None) -> str:
+        request = urllib.request.Request(url + path, headers={"Accept": "text/html"})
+        data = None if form is None else urlencode(form).encode()
+        with browser.open(request, data) as answer:  # an error is raised
+            assert answer.url == url + ("/" if data else path)
+            text: str = answer.read().decode()
+            return text
+
     with ChatServer() as models:
-        label = [
-            *("rlhf", "label", "--db", "labels.db", "--port", url.rpartition(":")[2]),
-            *("--endpoint", models.url, "--model", "small"),
-        ]
-        served = running(label, f"{url}/healthz", installed.environment, work)
-        with served:
-            loaded = {
-                path
-                for page in ("/", "/dashboard", "/live")
-                for path in LINKED.findall(get(url + page))
-            }
+        label = ["rlhf", "label", "--db", "signed.db", "--port", url.rpartition(":")[2]]
+        label += ["--endpoint", models.url, "--model", "small", "--loop", "signed.json"]
+        with running(label, f"{url}/healthz", installed.environment, work):
+            shown = [get("/sign-in"), get("/sign-in", {"name": "ann", "password": PASSWORD})]
+            shown += [get(page) for page in PAGES]
+            loaded = {path for page in shown for path in LINKED.findall(page)}
             for path in loaded:
-                assert get(f"{url}/{path}")
-    assert {"live/live.css", "live/live.js"} < loaded
-
-
-def get(url: str) -> str:
-    """What is served at an address; the answer must be success."""
-    with urllib.request.urlopen(url) as answer:
-        text: str = answer.read().decode()
-        return text
+                assert get(f"/{path}")
+    assert {"live/live.css", "live/live.js", "lead/files/lead.css", "lead/files/data.js"} <= loaded

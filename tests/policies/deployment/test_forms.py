@@ -8,7 +8,13 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from policies.deployment.forms import FORMS, choose_scales, quantize_weights
 from rlhf.errors import InputError
@@ -112,3 +118,22 @@ def test_sizes_that_no_group_divides_are_refused() -> None:
     )
     with pytest.raises(InputError, match=r"of \[24, 40\] inputs, which groups of 32 do not divide"):
         quantize_weights(LlamaForCausalLM(config), "int4")
+
+
+def test_experts_are_refused_and_left_as_they_are() -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=8,
+        hidden_size=32,
+        moe_intermediate_size=32,
+        num_experts=2,
+        num_experts_per_tok=1,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    model = Qwen3MoeForCausalLM(config)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with pytest.raises(InputError, match="Qwen3MoeForCausalLM is a mixture of experts"):
+        quantize_weights(model, "int8")
+    after = model.state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())

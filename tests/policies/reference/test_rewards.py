@@ -42,6 +42,11 @@ def add(out: Path, reward: str, *more: str) -> int:
     return main(arguments(out, reward, *more))
 
 
+def add_in_bf16(out: Path, reward: str, *more: str) -> int:
+    """In a process of its own, since a process keeps its first precision."""
+    return run_process(*arguments(out, reward)[:-1], "bf16", *more).returncode
+
+
 def rewards_in(out: Path) -> list[float | None]:
     return [row.reward for row in open_store(out / "outputs").rows]
 
@@ -168,6 +173,34 @@ def test_a_killed_run_leaves_no_mixture_and_goes_on(
     assert add(out, DEADLY) == 0
     assert first.stat().st_mtime_ns == kept
     assert rewards_in(out) == [count_vowels("", r.text) for r in open_store(out / "outputs").rows]
+
+
+def test_a_model_scores_a_store_in_one_precision(
+    out: Path, training: TrainingInputs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reward = str(training.reward)
+    assert add_in_bf16(out, reward, "--shard", "1/2") == 0
+    assert set(rewards_in(out)) == {None}
+    assert add(out, reward, "--shard", "0/2") == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert f"1 of 2 files in {out}/outputs have the rewards of {reward} in bf16" in words
+    assert "this job computes in fp32" in words
+    assert "Add --precision bf16, or score all of them again: --replace-reward." in words
+    assert set(rewards_in(out)) == {None}
+
+    assert add_in_bf16(out, reward) == 0  # the file of job 0
+    stored = open_store(out / "outputs").manifest["reward"]
+    assert stored["precision"] == "bf16"
+    rough = rewards_in(out)
+
+    assert add(out, reward) == 2
+    named = f"{reward} ({stored['hash']})"
+    words = " ".join(capsys.readouterr().err.split())
+    assert f"have the rewards of {named} in bf16, not of {named} in fp32" in words
+    assert add(out, reward, "--replace-reward") == 0
+    assert open_store(out / "outputs").manifest["reward"]["precision"] == "fp32"
+    assert rewards_in(out) != rough
+    assert rewards_in(out) == pytest.approx(rough, abs=0.05)
 
 
 def test_jobs_score_one_store_together(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -264,3 +264,11 @@ def test_a_dry_run_plans_for_the_model_of_a_run(first, rankings, tmp_path, capsy
     words = ["train-reward", "--rankings", str(rankings), "--model", str(first), "--dry-run"]
     assert main([*words, "--out", str(tmp_path / "next")]) == 0
     assert "GiB" in capsys.readouterr().out
+
+
+def test_a_dry_run_refuses_a_file_that_is_no_export(first, tmp_path, capsys):
+    table = tmp_path / "labels.csv"
+    table.write_text("prompt,chosen,rejected\n")
+    words = ["train-reward", "--rankings", str(table), "--model", str(first), "--dry-run"]
+    assert main([*words, "--out", str(tmp_path / "next")]) == 2
+    assert f"{table} is not an exported dataset" in capsys.readouterr().err

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeModel,
+)
 
 from policies.sampling.continuous import ContinuousSampler
 from rlhf.modeling.adapters import add_adapters, without_adapters
@@ -122,6 +129,29 @@ def test_tokens_and_passes_are_counted(model_folder: Path) -> None:
     found = take_flops()
     assert (found.tokens, found.passes) == (2 * 6 * 70, 2)
     assert take_flops().passes == 0
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_mixture_counts_the_experts_that_tokens_are_sent_to(recomputes: bool) -> None:
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=1000,
+        hidden_size=128,
+        moe_intermediate_size=96,
+        num_experts=8,
+        num_experts_per_tok=3,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        experts_implementation="eager",  # in products that the profiler knows
+        attn_implementation="eager",
+    )
+    model = Qwen3MoeModel(config).train()
+    if recomputes:
+        checkpoint_activations(model)
+    count_flops(model)
+    require_close(lambda: model(padded().ids).last_hidden_state.sum().backward())
 
 
 @pytest.mark.parametrize("rows", [packed, padded])

@@ -76,6 +76,34 @@ def test_an_evaluation_adds_up_what_made_its_policy(chain: RunDir) -> None:
     ]
 
 
+def test_a_judge_that_did_not_train_the_policy_costs_it_nothing(tmp_path: Path) -> None:
+    judge = stage(tmp_path / "judge", 100 * 3600)
+    reference = stage(tmp_path / "reference", 10 * 3600, reward=judge.model)
+    dpo = stage(tmp_path / "dpo", 2 * 3600, model=Path("maker/base"))
+    given = {"policy": dpo.policy, "reference": reference.path, "reward": judge.model}
+    evaluation = stage(tmp_path / "evaluate", 3600, **given)
+    assert cost_of_chain(evaluation, None, {})["device_hours"] == 3.0
+
+
+def test_relative_paths_count_from_where_a_stage_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation that is read from another folder has the same cost."""
+    stage(tmp_path / "runs" / "reward", 3600, rankings=Path("rankings"))
+    stage(tmp_path / "runs" / "ppo", 2 * 3600, reward=Path("runs/reward/model"))
+    last = stage(tmp_path / "runs" / "evaluate", 3600, policy=Path("runs/ppo/policy"))
+    for name in ("reward", "ppo", "evaluate"):
+        (tmp_path / "runs" / name / "config.yaml").write_text(f"out: runs/{name}\n")
+    (tmp_path / "rankings").mkdir()
+    manifest = {"format": "ranked", "content_hash": "h", "annotator_hours": 4.5}
+    write_json(tmp_path / "rankings" / "manifest.json", manifest)
+    (tmp_path / "elsewhere").mkdir()
+    for folder in (tmp_path, tmp_path / "elsewhere"):
+        monkeypatch.chdir(folder)
+        found = cost_of_chain(last, None, {})
+        assert (found["device_hours"], found["annotator_hours"]) == (4.0, 4.5)
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [(0, "0"), (2.5, "2.5"), (10, "10"), (0.00041249, "0.000412"), (0.000004, "0.000004"),
