@@ -30,7 +30,7 @@ MODEL = "models/SmolLM2-135M-Instruct"  # of the examples
 FOR_READERS = ("README.md", ".png")
 LINKED = re.compile(r'(?:src|href)="(?:\.?/)?((?:assets|static|live|lead/files)/[^"?]+)')
 LEAD_PAGES = ("data", "people", "quality", "rubric", "runs")
-PAGES = ("/", "/dashboard", "/live", "/password", *(f"/lead/{page}" for page in LEAD_PAGES))
+PAGES = ("/", "/live", "/password", *(f"/lead/{page}" for page in LEAD_PAGES))
 PASSWORD = "long enough"
 HELP = """
 import sys
