@@ -5,7 +5,9 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -35,6 +37,23 @@ def end_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def without_signals() -> Iterator[None]:
+    """Ignore SIGTERM and SIGINT in this block, which must be short: what it records is whole.
+
+    Only the main thread gets signals, and only it can do this; in others nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def command_ending_with_parent(

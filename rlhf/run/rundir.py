@@ -41,7 +41,7 @@ from rlhf.config.paths import read_setting, with_new_names
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.parallel.settings import ClusterSettings
-from rlhf.ranks import is_main_process, is_restart
+from rlhf.ranks import is_main_process, is_restart, without_signals
 from rlhf.records.documents import REMEDY, read_document, read_stage_document
 from rlhf.records.jsonl import write_json, write_text_atomically
 from rlhf.run.locks import lock, locked
@@ -72,14 +72,8 @@ FREE_TO_CHANGE = (
 )
 # Rounds of a loop may differ; those that are done stay as they are.
 FREE_IN_LOOP = (
-    "rounds",
-    "new_rankings",
-    "start_at",
-    "stop_without_gain",
-    "stages",
-    "notify",
-    "launch",
-    "lead_may",
+    *("rounds", "new_rankings", "start_at", "stop_without_gain"),
+    *("stages", "notify", "launch", "lead_may"),
 )
 STAGE_COMMANDS = {
     "loop": "rlhf loop",
@@ -255,8 +249,9 @@ def stage_status(
                     end("failed", error=f"{type(error).__name__}: {error}")
                 raise
         except (KeyboardInterrupt, InterruptedRunError):
-            if run.read_stage().get("status") != "failed":  # the signal came after all is recorded
-                end("interrupted")
+            with without_signals():  # a second one, as from a launcher, would leave it running
+                if run.read_stage().get("status") != "failed":  # the signal came after it was
+                    end("interrupted")
             raise
         if is_complete():
             end("done")
@@ -265,8 +260,8 @@ def stage_status(
 
 
 def _how_to_go_on(run: RunDir) -> str:
-    resumes = run.read_stage().get("stage") in ALWAYS_RESUMES
-    return "type the same again" if resumes else "add --resume"
+    stage = run.read_stage().get("stage")
+    return "type the same again" if stage in ALWAYS_RESUMES else "add --resume"
 
 
 @contextmanager
