@@ -30,7 +30,7 @@ browser:
 nodes: # network namespaces stand for machines; without `ip` their test is skipped
 	@command -v ip >/dev/null || (apt-get update --quiet=2 && apt-get install --yes --quiet=2 iproute2)
 
-proxy: # what a server with the labeling app has; without them tests are skipped
+proxy: | nodes # what a server with the labeling app has; without them tests are skipped
 	@which curl systemd-analyze /usr/sbin/nginx /usr/sbin/logrotate >/dev/null || \
 	    (apt-get update --quiet=2 && \
 	    apt-get install --yes --quiet=2 curl systemd nginx-light logrotate)
@@ -62,7 +62,7 @@ check: model browser
 test-vllm: vllm
 	$(VLLM)/bin/python -m pytest -m 'not slow' $(VLLM_TESTS)
 
-test-deploy: nodes proxy # the wheel, the service behind nginx, upgrades, the image's steps
+test-deploy: install nodes proxy # the wheel, the service behind nginx, upgrades, the image's steps
 	$(BIN)/pytest -m slow tests/examples/deploy
 
 few-demo: model # the demo with the real model, cut short

@@ -53,7 +53,7 @@ def without_signals() -> Iterator[None]:
         yield
     finally:
         for one, handler in before.items():
-            signal.signal(one, handler)
+            signal.signal(one, signal.SIG_DFL if handler is None else handler)
 
 
 def command_ending_with_parent(

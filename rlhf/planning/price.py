@@ -131,7 +131,7 @@ def input_path(run: RunDir, name: str) -> Path:
         name: of the input, such as policy or rankings.
     """
     path, begun = Path(run.inputs[name]["path"]), begun_in(run)
-    places = [path, *([begun / path] if begun else [])]
+    places = [*([begun / path] if begun else []), path]
     there = (one for one in places if one.exists() or RunDir(one.parent).stage_file.is_file())
     return next(there, path)
 

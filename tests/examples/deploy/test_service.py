@@ -107,7 +107,8 @@ def run_canary_of_cron(folder: Path, code: int, seconds: int = 0) -> tuple[int, 
     lines = (DEPLOY / "canary.cron").read_text().splitlines()
     [line] = [one for one in lines if RLHF in one]
     command = line.split(maxsplit=6)[6]
-    places = (RLHF, program), ("/tmp/rlhf-canary", folder / "canary"), (" 30m ", " 1 ")
+    limit = " 1 " if seconds else " 30m "
+    places = (RLHF, program), ("/tmp/rlhf-canary", folder / "canary"), (" 30m ", limit)
     for ours, here in places:
         assert ours in command
         command = command.replace(ours, str(here))

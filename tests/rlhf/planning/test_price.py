@@ -97,7 +97,7 @@ def test_relative_paths_count_from_where_a_stage_was_started(
     (tmp_path / "rankings").mkdir()
     manifest = {"format": "ranked", "content_hash": "h", "annotator_hours": 4.5}
     write_json(tmp_path / "rankings" / "manifest.json", manifest)
-    (tmp_path / "elsewhere").mkdir()
+    stage(tmp_path / "elsewhere" / "runs" / "reward", 100 * 3600)  # another of the same name
     for folder in (tmp_path, tmp_path / "elsewhere"):
         monkeypatch.chdir(folder)
         found = cost_of_chain(last, None, {})
