@@ -74,7 +74,7 @@ few-demo: model # the demo with the real model, cut short
 	    --config $$few/short.yaml --prompts $$few/prompts.jsonl --out $$few/run && \
 	    test -s $$few/run/round-0/evaluate/report.html
 
-test: # packages come while others unpack or the checks begin; what follows takes one core each
+test: # packages come while others unpack or the checks begin; deployment mostly waits, the last two take a core each
 	$(MAKE) --jobs 2 install browser
 	$(MAKE) nodes proxy
 	$(MAKE) --jobs 2 check vllm
