@@ -11,7 +11,6 @@ PROGRAM = """
 import resource, sys
 import torch
 from policies.sampling.engines import new_sampler
-from policies.sampling.generate import SampleAndRecord
 from rlhf.modeling.logits.freed_memory import keep_freed_memory
 from rlhf.parallel.distributed import start
 
@@ -19,16 +18,16 @@ def large_tensors():
     for megabytes in (40, 36, 32, 28):
         torch.full((megabytes, 2**18), 1.0)
 
-def draw_tokens():
-    draw(torch.empty(0), logits.clone())
+def five_of_a_draw():
+    [torch.full((32, 49152), 1.0) for _ in range(5)]
 
-torch.set_num_threads(1)
-logits, draw = torch.randn(32, 49152), SampleAndRecord()
 how, work = sys.argv[1:]
 if how == "trl":
     assert keep_freed_memory()
 if how == "sampler":
     new_sampler("generate", "", start("fp32", 0), longest=1, requests=1)
+for _ in range(3):  # so that the kept memory exists
+    globals()[work]()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(30):
     globals()[work]()
@@ -37,7 +36,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def page_faults(how: str, work: str, folder: Path) -> int:
-    """Those of thirty times the same work."""
+    """Those of thirty times the same work, after the first three."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
     out, errors = Command(str(program), how, work).communicate()
@@ -46,7 +45,7 @@ def page_faults(how: str, work: str, folder: Path) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
-@pytest.mark.parametrize(("how", "work"), [("trl", "large_tensors"), ("sampler", "draw_tokens")])
+@pytest.mark.parametrize(("how", "work"), [("trl", "large_tensors"), ("sampler", "five_of_a_draw")])
 def test_the_system_fills_less_memory_with_zeros(how: str, work: str, tmp_path: Path) -> None:
     kept, plain = (page_faults(one, work, tmp_path) for one in (how, "plain"))
-    assert kept < plain / 2
+    assert kept < plain / 10
