@@ -6,6 +6,7 @@ from itertools import cycle
 from math import log
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.optimize import minimize
 from scipy.sparse import csr_array
@@ -104,6 +105,24 @@ def test_em_ends_where_the_posterior_density_is_highest():
     start = np.log(found / (1 - found)) + np.array([0.3, -0.3, 0.2, -0.2, 0.1])
     best = minimize(minus_log_posterior, start, method="L-BFGS-B").x
     assert found == pytest.approx(1 / (1 + np.exp(-best)), abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::pandas.errors.Pandas4Warning")  # of crowd-kit
+def test_em_finds_what_crowd_kit_finds():
+    from crowdkit.aggregation import OneCoinDawidSkene  # two seconds
+
+    # It has no Beta prior, which moves an estimate from 1,200 labels by about 1 / 1,200, and
+    # estimates how often the first response wins: a half, as each item is there in both orders.
+    labels = [label for label in simulate(2000, 3, seed=2) if label.annotator != "zoe"]
+    rows = [
+        (f"{label.item} {order}", label.annotator, label.first_wins == order)
+        for label in labels
+        for order in (True, False)
+    ]
+    table = pd.DataFrame(rows, columns=["task", "worker", "label"])
+    expected = OneCoinDawidSkene(n_iter=300, tol=0).fit(table).skills_
+    found = run_em(*arrays(labels, list(ACCURACY)))
+    assert found == pytest.approx([expected[name] for name in ACCURACY], abs=2e-3)
 
 
 def test_five_annotators_are_recovered_and_the_adversary_is_left_out():
