@@ -52,8 +52,12 @@ def run(
     measure: Callable[[Config, Path], Config],
     tabulate: Callable[[Config], Table],
     plot: Callable[[Config], Figure] | None = None,
+    compare: Callable[[Config], Table] | None = None,
 ) -> None:
-    """Read the command line, measure, and write result and picture; the table goes to stdout."""
+    """Read the command line, measure, and write result and picture; the tables go to stdout.
+
+    `compare` makes a second table of the result.
+    """
     here = Path(inspect.getfile(measure)).parent
     parser = argparse.ArgumentParser(description=(sys.modules["__main__"].__doc__ or "").strip())
     parser.add_argument("--config", type=Path, default=here / f"{name}.yaml")
@@ -75,6 +79,8 @@ def run(
         if plot:
             plot(result).savefig(place.with_name(f"{name}.png"), dpi=150)
     print(markdown(tabulate(result)))
+    if compare:
+        print(f"\n{markdown(compare(result))}")
     if arguments.json:
         print(json.dumps(result))
 
@@ -119,7 +125,7 @@ def resolved(config: Config) -> Config:
     def read(name: str, part: Any) -> Any:
         if not isinstance(part, dict) or "config" not in part:
             return part
-        file = yaml.safe_load(Path(part["config"]).read_text(encoding="utf-8"))
+        file = resolved(yaml.safe_load(Path(part["config"]).read_text(encoding="utf-8")))
         kind = SETTINGS.get(name)
         return merge(with_new_names(file, kind), with_new_names(part, kind))
 

@@ -43,6 +43,16 @@ PEOPLE = {
     "score": {"precision": "fp32"},
 }
 STORIES = {"question": "Begin with: {}", "turns": []}
+METHODS = {
+    "ppo": {"command": "ppo", "chosen": 1, "tries": [{}, {"steps": 2}]},
+    "rloo": {
+        "command": "ppo",
+        "chosen": 0,
+        "tries": [{"advantages": "rloo", "batch.samples_per_prompt": 2}],
+    },
+    "dpo": {"command": "dpo", "chosen": 0, "tries": [{"precision": "fp32"}]},
+    "best-of-2 fine-tuning": {"command": "sft", "chosen": 0, "tries": [{"precision": "fp32"}]},
+}
 CHANGES = {
     "overoptimization": {
         "train_prompts": 4,
@@ -64,20 +74,9 @@ CHANGES = {
     },
     "alternatives": {"dpo": {**TRL, "beta": 0.1}, "sft": TRL, "best_of": 3},
     "people": {**PEOPLE, "ptx": {"settings": {"ptx.per_episode": 0.5}}},
-    "methods": {
-        "people": PEOPLE,
-        "labels": 2,
-        "tuning_seed": 3,
-        "max_nats_per_token": 0.25,
-        "methods": {
-            "ppo": {"command": "ppo", "tries": [{}, {"steps": 2}]},
-            "rloo": {
-                "command": "ppo",
-                "tries": [{"advantages": "rloo", "batch.samples_per_prompt": 2}],
-            },
-            "dpo": {"command": "dpo", "chosen": 0, "tries": [{"precision": "fp32"}]},
-            "best-of-2 fine-tuning": {"command": "sft", "tries": [{"precision": "fp32"}]},
-        },
+    "methods": {"labels": 2, "methods": METHODS},
+    "method_settings": {
+        "of": {"labels": 2, "tuning_seed": 3, "max_nats_per_token": 0.25, "methods": METHODS}
     },
     "annotators": {
         **STORIES,

@@ -49,6 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, config: dict, folder: Path) 
 WRITERS = {
     "people": write_pairs,
     "methods": write_pairs,
+    "method_settings": write_pairs,
     "annotators": write_pairs,
     "priorities": write_pairs,
     "label_value": partial(write_pairs, size=32),
@@ -78,6 +79,8 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
         config["ptx"] |= {"texts": str(write_passages(tmp_path / "passages.jsonl.gz"))}
     if name == "methods":
         config["people"] = {**SMALL, **base, **PEOPLE}
+    if name == "method_settings":
+        config["of"] |= {"people": {**SMALL, **base, **PEOPLE}}
     if name == "student":
         config["runs"] = str(run_loop(tmp_path, tiny_model).folder)
     write_chat(tmp_path / "chat.jsonl.gz")
@@ -156,8 +159,10 @@ def test_the_pages_have_the_numbers_of_the_results(
     experiment = load(monkeypatch, "experiment")
     monkeypatch.chdir(REPOSITORY)
     assert experiment.resolved(result["config"]) == experiment.resolved(config)
-    table = experiment.markdown(load(monkeypatch, name).tabulate(result))
-    assert table in PAGES
+    module = load(monkeypatch, name)
+    assert experiment.markdown(module.tabulate(result)) in PAGES
+    if hasattr(module, "at_equal_kl"):
+        assert experiment.markdown(module.at_equal_kl(result)) in PAGES
 
 
 def is_met(run: dict) -> bool:

@@ -92,12 +92,22 @@ def test_methods_are_compared_at_the_same_distance(monkeypatch: pytest.MonkeyPat
     assert module.gain_at(2.0, runs) == pytest.approx(1.0)
     assert module.gain_at(2.1, runs) is None
     assert module.root(-0.01) == 0.0
+    result = {
+        "methods": {"ppo": {"runs": runs}},
+        "best_of_n": [{"n": 1, "nats": 0.0, "gold": 0.5}, {"n": 2, "nats": 1.0, "gold": 0.8}],
+    }
+    assert module.at_equal_kl(result) == [
+        ["gain by the judge at a reverse KL of", "ppo", "best-of-n sampling"],
+        ["1 nat", "+0.80", "+0.30"],
+        ["4 nats", "+1.00", "–"],
+        ["7 nats", "–", "–"],
+    ]
 
 
 def test_the_setting_that_wins_most_within_the_distance_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    choose = load(monkeypatch, "methods").choose
+    choose = load(monkeypatch, "method_settings").choose
     tried = [
         {"nats_per_token": 0.1, "judge": {"value": 0.6}},
         {"nats_per_token": 0.2, "judge": {"value": 0.7}},
