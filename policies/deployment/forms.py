@@ -101,7 +101,8 @@ def quantize_weights(
 
 
 def _require_no_experts(model: PreTrainedModel) -> None:
-    if any(experts_of(part) for part in model.modules()):
+    config = model.config.get_text_config()
+    if any(experts_of(part, config) for part in model.modules()):
         raise InputError(
             f"{type(model).__name__} is a mixture of experts, whose weights this does not quantize",
             "Serve it in bf16, or quantize it when it is loaded: vllm serve --quantization fp8.",

@@ -165,10 +165,12 @@ def _require_one_precision(
     keys = from_main([reward_of(folder / name) for name in names])
     scored = 0 if settings.replace_reward else keys.count(f"{wanted['hash']} {other}")
     if scored:
+        again = "score all of them again: --replace-reward."
+        in_both = f"{wanted['hash']} {wanted['precision']}" in keys
         raise InputError(
             f"{scored} of {len(keys)} files in {folder} have the rewards of {wanted['path']} in "
             f"{other}; this job computes in {wanted['precision']}",
-            f"Add --precision {other}, or score all of them again: --replace-reward.",
+            again.capitalize() if in_both else f"Add --precision {other}, or {again}",
         )
 
 

@@ -14,6 +14,7 @@ Letters: T tokens of a pass, N positions whose logits are read, d hidden size, V
 
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -30,6 +31,7 @@ READS_HIDDEN = {  # the projections at the beginning of a layer, by the families
     *("query", "key", "value", "Wqkv"),
 }
 FIRST_LAYER = "0"
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")  # by families' names
 
 
 @dataclass
@@ -229,7 +231,7 @@ def measure_matrices(trunk: nn.Module, adapters: tuple[str, ...] = ()) -> Matric
             continue
         total += size
         # what experts give is weighted, and the gradient of the weights needs it again
-        is_needed = weights[-1][0].dim() == 3
+        is_needed = len(_shape(weights[-1][0])) == 3
         last[next((word for word in words if word.isdigit()), "")] = 0 if is_needed else size
         trained += sum(numbers for weight, numbers in weights if weight.requires_grad)
         is_first = FIRST_LAYER in words and bool(READS_HIDDEN & set(words))
@@ -249,15 +251,29 @@ def _multiplied(part: nn.Module, config: Any) -> list[tuple[Tensor, int]]:
     """A module's own matrices, and how many of their numbers a token is multiplied with."""
     if isinstance(part, nn.Linear | Conv1D):
         return [(part.weight, _size(part))]
-    taken = getattr(config, "num_experts_per_tok", None) or 0
-    return [(weight, weight.numel() // len(weight) * taken) for weight in experts_of(part)]
+    taken = _experts_per_token(config)
+    return [(weight, taken * prod(_shape(weight)[1:])) for weight in experts_of(part, config)]
 
 
-def experts_of(part: nn.Module) -> list[nn.Parameter]:
-    """The weights of a module's experts, as transformers keeps them: a matrix each, stacked."""
-    if isinstance(part, nn.Conv1d):
+def experts_of(part: nn.Module, config: Any) -> list[nn.Parameter]:
+    """The weights of a module's experts, as transformers keeps them: a matrix each, stacked.
+
+    Args:
+        part: of a model.
+        config: of its text; without experts for a token there are none.
+    """
+    if isinstance(part, nn.Conv1d) or not _experts_per_token(config):
         return []
-    return [weight for weight in part.parameters(recurse=False) if weight.dim() == 3]
+    return [weight for weight in part.parameters(recurse=False) if len(_shape(weight)) == 3]
+
+
+def _experts_per_token(config: Any) -> int:
+    return next((one for name in EXPERTS_PER_TOKEN if (one := getattr(config, name, None))), 0)
+
+
+def _shape(weight: Tensor) -> torch.Size:
+    """The shape of a weight, also where DeepSpeed keeps only a part of it here."""
+    return getattr(weight, "ds_shape", weight.shape)
 
 
 def _size(part: nn.Module) -> int:

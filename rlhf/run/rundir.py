@@ -250,8 +250,11 @@ def stage_status(
                 raise
         except (KeyboardInterrupt, InterruptedRunError):
             with without_signals():  # a second one, as from a launcher, would leave it running
-                if run.read_stage().get("status") != "failed":  # the signal came after it was
-                    end("interrupted")
+                is_news = run.read_stage().get("status") != "failed"  # the signal came after it was
+                if is_news and is_main_process():
+                    _set_status(run, "interrupted")
+            if is_news and is_main_process():
+                notify(url, str(run.path), "interrupted", "")
             raise
         if is_complete():
             end("done")

@@ -119,7 +119,7 @@ def run_canary_of_cron(folder: Path, code: int, seconds: int = 0) -> tuple[int, 
 @pytest.mark.skipif(shutil.which("flock") is None, reason="no flock")
 def test_cron_mails_what_failed_and_nothing_else(tmp_path: Path) -> None:
     assert run_canary_of_cron(tmp_path, 0) == (0, "")
-    said = "rlhf doctor --canary: exit code {} (124: after 30 minutes)\ndevice {}\n"
+    said = "rlhf doctor --canary: exit code {} (124 or 137: stopped after 30 minutes)\ndevice {}\n"
     assert run_canary_of_cron(tmp_path, 3)[1] == said.format(3, 3)
     assert run_canary_of_cron(tmp_path, 0, seconds=60)[1] == said.format(124, 0)
     log = tmp_path / "canary.log"

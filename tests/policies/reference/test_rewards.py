@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policies.reference.rewards import is_scored_by
-from policies.reference.shards import read_table, reward_of
+from policies.reference.shards import read_table, reward_of, write_table
 from policies.reference.store import ReferenceStore, open_store
 from policies.rewards import Reward
 from rlhf.cli import main
@@ -187,6 +187,13 @@ def test_a_model_scores_a_store_in_one_precision(
     assert "this job computes in fp32" in words
     assert "Add --precision bf16, or score all of them again: --replace-reward." in words
     assert set(rewards_in(out)) == {None}
+
+    both = shutil.copytree(out, out.with_name("both"))  # as of two jobs that began together
+    mine, other = (both / "outputs" / f"{split}-00000.parquet" for split in ("train", "test"))
+    write_table(mine, read_table(mine), reward_of(other).replace("bf16", "fp32"))
+    assert add(both, reward, "--shard", "0/2") == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert "fp32 Score all of them again: --replace-reward." in words
 
     assert add_in_bf16(out, reward) == 0  # the file of job 0
     stored = open_store(out / "outputs").manifest["reward"]

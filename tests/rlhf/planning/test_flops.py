@@ -3,9 +3,11 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     GenerationConfig,
@@ -25,7 +27,14 @@ from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import new_reward_model
 from rlhf.parallel.distributed import start
-from rlhf.planning.flops import Matrices, backward_flops, count_flops, take_flops, trunk_flops
+from rlhf.planning.flops import (
+    Matrices,
+    backward_flops,
+    count_flops,
+    experts_of,
+    take_flops,
+    trunk_flops,
+)
 
 PROFILED = 0.05
 
@@ -152,6 +161,18 @@ def test_a_mixture_counts_the_experts_that_tokens_are_sent_to(recomputes: bool) 
         checkpoint_activations(model)
     count_flops(model)
     require_close(lambda: model(padded().ids).last_hidden_state.sum().backward())
+
+
+def test_what_counts_as_experts() -> None:
+    stacked = nn.Module()
+    stacked.weight = nn.Parameter(torch.zeros(4, 3, 2))
+    assert experts_of(stacked, SimpleNamespace(num_experts_per_tok=2)) == [stacked.weight]
+    assert experts_of(stacked, SimpleNamespace(top_k_experts=2)) == [stacked.weight]
+    assert experts_of(stacked, SimpleNamespace()) == []  # a bias of tokens, as rwkv has
+    sharded = nn.Module()  # by DeepSpeed, which keeps the shape
+    sharded.weight = nn.Parameter(torch.zeros(0))
+    sharded.weight.ds_shape = torch.Size((4, 3, 2))
+    assert experts_of(sharded, SimpleNamespace(moe_topk=2)) == [sharded.weight]
 
 
 @pytest.mark.parametrize("rows", [packed, padded])
