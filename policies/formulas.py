@@ -46,9 +46,9 @@ def shape_rewards(
         finished: False where a response ran into the length limit.
         lengths: in tokens.
         shaping: centered, PAR or neither; the rest follows after it.
-        missing_eos_penalty: taken from responses that did not end by themselves.
+        missing_eos_penalty: subtracted from the reward of responses cut at the length limit.
         missing_eos_reward: what they earn instead, whatever their score; None leaves the penalty.
-        length_penalty: taken for every token.
+        length_penalty: subtracted for every token.
         limit: the result is clipped to ± this; None is no limit.
 
     Returns:
@@ -288,11 +288,11 @@ def forward_kl_k3(
 ) -> Float[Tensor, ""]:
     """KL(reference ‖ policy) on the reference's own responses: Σ r − 1 − log r, r = π_θ/π_ref.
 
-    Never negative, unbiased, with an unbiased gradient that is 0 at π_θ = π_ref. log r is clamped
-    from above, to 10: one token that the policy likes e^10 times better must not dominate the
-    gradient. It is not clamped from below: as log r → −∞ the slope tends to −1, which pulls
-    tokens back that the policy has abandoned. (k3: Schulman 2020, "Approximating KL divergence",
-    with the roles of the two models exchanged.)
+    Never negative; unbiased, and so is its gradient, which is 0 at π_θ = π_ref, except where log r
+    is clamped: from above, to 10, since one token that the policy likes e^10 times better must not
+    dominate the gradient. It is not clamped from below: as log r → −∞ the slope tends to −1, which
+    pulls back tokens that the policy has abandoned. (k3: Schulman 2020, "Approximating KL
+    divergence", with the roles of the two models exchanged.)
     """
     log_ratio = (log_probs - reference_log_probs).clamp(max=MAX_LOG_RATIO)
     return ((torch.exp(log_ratio) - 1 - log_ratio) * response_mask).sum()

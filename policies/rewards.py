@@ -66,7 +66,7 @@ class Reward:
     weights: tuple[float, ...]
     combination: Combination
     description: dict[str, str]
-    equal_calls: Callable[..., Sequence[int]]
+    equal_calls: Callable[..., Sequence[tuple[int, bool]]]
 
     def __call__(
         self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
@@ -95,12 +95,12 @@ class Reward:
         pad_id, (offset, step) = int(tokenizer.pad_token_id), share
         rewards = [0.0] * len(rows)
         mine = range(0, len(rows), batch_size)[offset::step]
-        for turn, first in enumerate(self.equal_calls(mine, [0])):
+        for first, is_own in self.equal_calls(mine, [0]):
             beat()
             part = rows[first : first + batch_size]
             batch = pad_right([row.prompt_ids + row.response_ids for row in part], pad_id)
             found = self([row.prompt for row in part], [row.text for row in part], batch.to(device))
-            if turn < len(mine):  # else only so that others can call the models
+            if is_own:
                 rewards[first : first + len(part)] = found.tolist()
         return rewards
 
@@ -108,7 +108,7 @@ class Reward:
 def combine(
     scores: Float[Tensor, "S B"], weights: Float[Tensor, " S"], combination: Combination
 ) -> Float[Tensor, " B"]:
-    """Several rewards as one: Σ w r, its mean over the S sources, or the lowest w r.
+    """Combine the rewards of S sources: Σ w·r, (Σ w·r) / S, or min w·r.
 
     The worst case of an ensemble is hard to hack: all its members must be fooled at once
     (arXiv 2310.02743).
@@ -226,7 +226,8 @@ def load_reward(
     parts = [describe_reward(name, given) for name in names]
     used = tuple(weights) or (1.0,) * len(names)
     members: Combine = "worst" if combination == "worst" else "mean"
-    worst_member = members == "worst" and len(reward_models(names)) > 1  # stores have the mean
+    models = [*reward_models(names), *encoder_models(names)]
+    worst_member = members == "worst" and len(models) > 1  # stores have the mean
     whole = parts[0]
     if len(names) > 1 or used != (1.0,) or worst_member:
         hashes = [part["hash"] for part in parts]

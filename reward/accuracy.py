@@ -49,7 +49,7 @@ class Accuracy:
     prompts: int
 
 
-def how_right(difference: float) -> float:
+def win_credit(difference: float) -> float:
     """1 where the preferred response got the higher reward, ½ for equal rewards, else 0."""
     return 0.5 if difference == 0 else float(difference > 0)
 
@@ -57,7 +57,7 @@ def how_right(difference: float) -> float:
 def count_right(group: Group, rewards: Sequence[float]) -> tuple[float, int]:
     """Of a group's pairs without ties, how many the rewards order as judged, and their number."""
     right = sum(
-        how_right(rewards[pair.first] - rewards[pair.second])
+        win_credit(rewards[pair.first] - rewards[pair.second])
         for pair in group.pairs
         if pair.outcome != 0.5
     )
@@ -75,10 +75,10 @@ def count_judgments(
         thresholds: b of their pointwise judgments, in order.
     """
     both = list(zip(groups, rewards, strict=True))
-    said = [(one, row[one.response]) for group, row in both for one in group.pointwise]
+    judged = [(one, row[one.response]) for group, row in both for one in group.pointwise]
     thumbs = [
-        how_right((reward - b) * (1 if one.is_good else -1))
-        for (one, reward), b in zip(said, thresholds, strict=True)
+        win_credit((reward - b) * (1 if one.is_good else -1))
+        for (one, reward), b in zip(judged, thresholds, strict=True)
     ]
     right, pairs = zip(*(count_right(*one) for one in both), strict=True) if both else ((), ())
     return CorrectCounts(sum(right), sum(pairs), sum(thumbs), len(thumbs))

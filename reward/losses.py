@@ -94,9 +94,9 @@ def sum_of_losses(
         parts.append(_sum_of_comparisons(objective, judgments, judgments.pairs, rewards))
     if judgments.pointwise is not None:
         assert thresholds is not None
-        said = judgments.pointwise
-        losses = pointwise(rewards[said.response], said.sign, thresholds)
-        parts.append(sum_of_prompt_means(losses, said.weight, said.prompt, judgments.prompts))
+        judged = judgments.pointwise
+        losses = pointwise(rewards[judged.response], judged.sign, thresholds)
+        parts.append(sum_of_prompt_means(losses, judged.weight, judged.prompt, judgments.prompts))
     if not parts:
         return rewards.sum()  # of nothing: 0, from which the backward pass can still start
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]

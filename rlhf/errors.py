@@ -3,6 +3,7 @@
     RlhfError
     ├── InputError        exit 2   the user's input is wrong
     │   ├── UnusableContentError   a valid record with nothing to judge
+    │   ├── MisreadError           a record shows that its whole file is read wrongly
     │   ├── ConfigError            a setting is out of range or unknown
     │   └── MismatchError          processes of a group differ
     ├── LostPeerError     exit 1   another process of the group has ended, and says why
@@ -10,8 +11,9 @@
     └── InterruptedRunError  exit 75  stopped, resumable
         └── KilledGroupError          a process of a group was killed
 
-Every message says what is wrong, the value, and what to type next. `rlhf.cli` is the only place
-that catches these; any other exception is our own bug and exits with 1 and its traceback.
+Every message says what is wrong, the value, and what to type next. `rlhf.cli` prints it and sets
+the exit code. Servers turn these errors into responses, and readers of files add the file and line.
+Any other exception is a bug: exit code 1 and a traceback.
 """
 
 from collections.abc import Iterable

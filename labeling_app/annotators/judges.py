@@ -19,6 +19,7 @@ from labeling_app.rankings.tiers import judgments_of_pairs
 from rlhf.endpoints.judge import Endpoint, build_request, combine_verdicts, complete, read_verdict
 from rlhf.endpoints.urls import RequestPool
 from rlhf.records.schema import RankedPrompt, Ranking, content_id
+from rlhf.records.wording import whole_text
 
 
 def annotate_with_judge(
@@ -66,7 +67,7 @@ def _judge(
         known = log.verdict(first.id, second.id)
         if known is not None:
             return known
-        request = build_request(record.prompt.text, first.text, second.text, rubric)
+        request = build_request(whole_text(record.prompt), first.text, second.text, rubric)
         answer = answer_to(request)
         verdict = read_verdict(answer)
         text = json.dumps(request, ensure_ascii=False)

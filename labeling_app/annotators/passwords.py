@@ -28,7 +28,7 @@ def hash_password(password: str) -> str:
     return "$".join(["scrypt", *map(str, COST), salt.hex(), digest.hex()])
 
 
-def hash_of_nobody() -> str:
+def dummy_hash() -> str:
     """A hash that no password has and that takes as long to check as any other."""
     return "$".join(["scrypt", *map(str, COST), "00" * 16, "00" * 64])
 

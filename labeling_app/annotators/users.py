@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 
 from labeling_app.annotators.passwords import (
     check_password,
-    hash_of_nobody,
+    dummy_hash,
     hash_password,
     is_outdated,
 )
@@ -240,7 +240,7 @@ class Users:
     def sign_in(self, name: str, password: str) -> SignIn:
         """Check a password, as slowly for a name that nobody has. `sign_in.py` counts attempts."""
         hashed, is_disabled, epoch = password_of(self.connections, name) or (None, False, 0)
-        is_right = check_password(password, hashed or hash_of_nobody())
+        is_right = check_password(password, hashed or dummy_hash())
         if not hashed or not is_right:
             return SignIn(problem="Name or password is wrong.")
         if is_disabled:

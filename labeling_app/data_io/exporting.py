@@ -27,7 +27,7 @@ from rlhf.records.jsonl import JsonObject, new_folder, write_json, write_jsonl
 from rlhf.records.pairs import preferences, trl_preference
 from rlhf.records.ranked import MANIFEST, SPLITS, write_ranked
 from rlhf.records.schema import AnnotatorKind, RankedPrompt
-from rlhf.records.wording import counted
+from rlhf.records.wording import counted, whole_text
 
 Format = Literal["ranked", "trl", "trl-conversational", "hh", "kto", "demonstrations"]
 
@@ -172,7 +172,7 @@ def _nothing_in(format: Format) -> tuple[str, str]:
 def _trl_rows(record: RankedPrompt) -> Iterator[JsonObject]:
     for pair in preferences(record):
         yield {
-            "prompt": record.prompt.text,
+            "prompt": whole_text(record.prompt),
             "chosen": pair.chosen.text,
             "rejected": pair.rejected.text,
             "margin": float(pair.margin),

@@ -40,6 +40,8 @@ from rlhf.records.schema import (
 )
 from rlhf.records.wording import counted
 
+UNNAMED = "imported"  # who judged where a file does not say it
+
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
@@ -111,7 +113,7 @@ def _build(
     kind = value.get("kind") or defaults.kind or judged.kind
     if kind not in ("human", "ai", "signal"):
         raise InputError(f"Unknown kind of annotator {kind!r}", "Use human, ai or signal.")
-    unnamed = "imported" if kind == "human" else f"imported-{kind}"
+    unnamed = UNNAMED if kind == "human" else f"{UNNAMED}-{kind}"
     named = value.get("annotator") or defaults.annotator
     annotator = str(named or unnamed)
     rankings = []

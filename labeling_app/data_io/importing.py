@@ -12,7 +12,7 @@ from typing import Literal
 from sqlite_utils import Database
 
 from labeling_app.data_io.fields import MAX_NAMES
-from labeling_app.data_io.formats import Defaults, Entry, read_entry
+from labeling_app.data_io.formats import UNNAMED, Defaults, Entry, read_entry
 from labeling_app.data_io.lines.stated import COLUMNS_EXAMPLE, EXAMPLES
 from labeling_app.data_io.reading import TABLES, Part, is_hub_name, read_rows
 from labeling_app.data_io.repeats import Repeats
@@ -47,6 +47,8 @@ class Report:
     new_prompts: int = 0
     new_responses: int = 0
     new_rankings: int = 0
+    unnamed_before: int = 0
+    """Rankings of people without a name that are there already, maybe another person's."""
     new_checks: int = 0
     checks_not_made: int = 0
     first_not_made: list[str] = field(default_factory=list)
@@ -166,9 +168,10 @@ def _store_entry(
     is_check = entry.check is not None
     new_responses = store.add_responses(entry.responses, queue=not is_check, import_id=import_id)
     if entry.check is None:
-        report.new_rankings += store.add_rankings(
-            entry.rankings, import_id=import_id, made=entry.made
-        )
+        new = store.add_rankings(entry.rankings, import_id=import_id, made=entry.made)
+        report.new_rankings += new
+        if any(ranking.annotator == UNNAMED for ranking in entry.rankings):
+            report.unnamed_before += len(entry.rankings) - new
     else:
         check = Check(
             place=place,

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from policies.deployment.settings import QuantizeSettings
-from policies.evaluate.answers import ModelAnswers, as_records
 from policies.evaluate.judges import score_with_gold
 from policies.evaluate.measures.statistics import compare, judge_wins
+from policies.evaluate.responses import ModelResponses, as_records
 from policies.reference.audit import score_responses
 from policies.sampling.engines import frozen_model
 from policies.sampling.generate import encode_prompts
@@ -102,8 +102,8 @@ def _answer(
     accelerator: Accelerator,
     description: Description,
     job: SamplingJob,
-    scored: ModelAnswers | None = None,
-) -> tuple[ModelAnswers, list[Tensor]]:
+    scored: ModelResponses | None = None,
+) -> tuple[ModelResponses, list[Tensor]]:
     """A model's answers, and its log-probs of the tokens of `scored`, by default of its own."""
     longest = max(map(len, job.encoded)) + job.sampling.max_new_tokens
     loaded = frozen_model(
@@ -115,7 +115,7 @@ def _answer(
         job.batch_size,
     )
     prompts, size = job.repeated, job.samples
-    with loaded as model, progress("sampling answers", total=len(prompts)) as bar:
+    with loaded as model, progress("sampling responses", total=len(prompts)) as bar:
         seed_all(job.sampling.seed)
         samples = model.sample(prompts, job.sampling, bar.advance)
         texts = [
@@ -123,7 +123,7 @@ def _answer(
             for ids, sample in zip(prompts, samples, strict=True)
         ]
         firsts = range(0, len(samples), size)
-        answers = ModelAnswers(
+        answers = ModelResponses(
             description,
             [samples[first : first + size] for first in firsts],
             [texts[first : first + size] for first in firsts],

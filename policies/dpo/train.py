@@ -26,9 +26,9 @@ from policies.trl_training.rows import trl_rows
 from policies.trl_training.train import (
     Length,
     count_tokens,
-    describe_amount,
     ending,
     finish,
+    forecast_amount,
     held_out,
     require_fitting,
     train,
@@ -117,7 +117,7 @@ def _amount(
 ) -> dict[str, Any]:
     answers = {split: list(chain(*pairs)) for split, pairs in lengths.items()}
     train = counts["train"]
-    return describe_amount(
+    return forecast_amount(
         settings,
         answers,
         prompts=train["prompts"],

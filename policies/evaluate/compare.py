@@ -18,15 +18,6 @@ from jaxtyping import Float
 from numpy import ndarray
 from transformers import PreTrainedTokenizerBase
 
-from policies.evaluate.answers import (
-    Answering,
-    ModelAnswers,
-    as_records,
-    read_sampled,
-    sample_answers,
-    sample_rival,
-    stored_answers,
-)
 from policies.evaluate.judges import AIJudge, score_with_gold, score_with_reward, try_judge
 from policies.evaluate.measures.likelihood import (
     LikelihoodInputs,
@@ -36,6 +27,15 @@ from policies.evaluate.measures.likelihood import (
 )
 from policies.evaluate.measures.statistics import compare
 from policies.evaluate.report import ReportSample, headline, write_report
+from policies.evaluate.responses import (
+    Answering,
+    ModelResponses,
+    as_records,
+    read_sampled,
+    sample_answers,
+    sample_rival,
+    stored_answers,
+)
 from policies.evaluate.settings import EvaluateSettings
 from policies.evaluate.summary import (
     best_of_n_curve,
@@ -217,7 +217,7 @@ def answer(
     tokenizer: PreTrainedTokenizerBase,
     comparison: Comparison,
     file: Path,
-) -> dict[str, ModelAnswers]:
+) -> dict[str, ModelResponses]:
     """The stored answers, the policy's, and the rival's if there is one.
 
     They are sampled once and saved to `file`, which a resumed evaluation reads.
@@ -247,7 +247,7 @@ def answer(
 def score(
     accelerator: Accelerator,
     tokenizer: PreTrainedTokenizerBase,
-    by_model: Mapping[str, ModelAnswers],
+    by_model: Mapping[str, ModelResponses],
     comparison: Comparison,
 ) -> Scores:
     """Score every answer with the reward and the gold judge, one after the other in memory."""
@@ -263,7 +263,7 @@ def score(
 def _by_reward(
     accelerator: Accelerator,
     tokenizer: PreTrainedTokenizerBase,
-    by_model: Mapping[str, ModelAnswers],
+    by_model: Mapping[str, ModelResponses],
     comparison: Comparison,
 ) -> dict[str, Float[ndarray, "P N"]]:
     given = described_kwargs(comparison.policy)
@@ -275,7 +275,7 @@ def _by_reward(
 
 
 def judge(
-    by_model: Mapping[str, ModelAnswers],
+    by_model: Mapping[str, ModelResponses],
     other: str,
     scores: Scores,
     comparison: Comparison,
@@ -330,7 +330,7 @@ def count_verdicts(wins: Mapping[str, Wins]) -> dict[str, dict[str, int]]:
 
 
 def summarize(
-    by_model: Mapping[str, ModelAnswers],
+    by_model: Mapping[str, ModelResponses],
     scores: Scores,
     wins: Mapping[str, Wins],
     comparison: Comparison,
@@ -361,7 +361,7 @@ def summarize(
 
 
 def report_samples(
-    prompts: Sequence[Prompt], by_model: Mapping[str, ModelAnswers], scores: Scores, wins: Wins
+    prompts: Sequence[Prompt], by_model: Mapping[str, ModelResponses], scores: Scores, wins: Wins
 ) -> list[ReportSample]:
     """Every model's first answer to every prompt, and what the judges say of them."""
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from policies.evaluate.answers import ModelAnswers
+from policies.evaluate.responses import ModelResponses
 from policies.reference.store import ReferenceRow
 from policies.rewards import Reward
 from reward.scoring.texts import TextReward
@@ -25,6 +25,7 @@ from rlhf.modeling.tokens import pad_right
 from rlhf.records.fingerprints import text_hash
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import Prompt, Response
+from rlhf.records.wording import whole_text
 from rlhf.run.metrics import append_metrics, progress, read_metrics
 
 Scores = Float[ndarray, "P N"]
@@ -36,7 +37,7 @@ POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 def score_with_reward(
     groups: Sequence[Sequence[ReferenceRow]],
-    by_model: Mapping[str, ModelAnswers],
+    by_model: Mapping[str, ModelResponses],
     reward: Reward,
     pad_id: int,
     *,
@@ -58,7 +59,7 @@ def score_with_reward(
         [one for one in _distinct(by_model, place) if one not in score_of[place]]
         for place in range(len(groups))
     ]
-    with progress("scoring answers", sum(map(len, answers))) as bar:
+    with progress("scoring responses", sum(map(len, answers))) as bar:
         for first in range(0, len(groups), PROMPTS_AT_ONCE):
             asked = [
                 (place, answer)
@@ -84,7 +85,7 @@ def _stored_scores(group: Sequence[ReferenceRow]) -> dict[Answer, float]:
 
 
 def score_with_gold(
-    prompts: Sequence[Prompt], by_model: Mapping[str, ModelAnswers], reward: TextReward
+    prompts: Sequence[Prompt], by_model: Mapping[str, ModelResponses], reward: TextReward
 ) -> dict[str, Scores]:
     """Scores of every model's answers by a judge that the policy was not trained against.
 
@@ -102,18 +103,18 @@ def score_with_gold(
     return _by_model(by_model, score_of)
 
 
-def _answers(model: ModelAnswers, place: int) -> list[Answer]:
+def _answers(model: ModelResponses, place: int) -> list[Answer]:
     both = zip(model.texts[place], model.samples[place], strict=True)
     return [(text, tuple(sample.token_ids)) for text, sample in both]
 
 
-def _distinct(by_model: Mapping[str, ModelAnswers], place: int) -> list[Answer]:
+def _distinct(by_model: Mapping[str, ModelResponses], place: int) -> list[Answer]:
     answers = [one for model in by_model.values() for one in _answers(model, place)]
     return list(dict.fromkeys(answers))
 
 
 def _by_model(
-    by_model: Mapping[str, ModelAnswers], score_of: Sequence[Mapping[Answer, float]]
+    by_model: Mapping[str, ModelResponses], score_of: Sequence[Mapping[Answer, float]]
 ) -> dict[str, Scores]:
     """The scores of each model's answers, given for each prompt the score of every answer."""
     return {
@@ -150,7 +151,7 @@ class AIJudge:
     log: Path
 
     def wins(
-        self, prompts: Sequence[Prompt], ours: ModelAnswers, theirs: ModelAnswers
+        self, prompts: Sequence[Prompt], ours: ModelResponses, theirs: ModelResponses
     ) -> Float[ndarray, " P"]:
         """1, ½ or 0 for each prompt; NaN where the judge was unclear.
 
@@ -159,7 +160,7 @@ class AIJudge:
             InterruptedRunError: it does not answer; what was asked so far is kept.
         """
         pairs = [
-            (prompt.text, mine[0], other[0])
+            (whole_text(prompt), mine[0], other[0])
             for prompt, mine, other in zip(prompts, ours.texts, theirs.texts, strict=True)
         ]
         orders = [*pairs, *((prompt, other, mine) for prompt, mine, other in pairs)]

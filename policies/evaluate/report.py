@@ -26,7 +26,7 @@ policy, reference, or rival where another model was compared too:
     reward.MODEL            mean std; gold.MODEL the same, where there is one
     best_of_n               optional: n nats reward gold of choosing among n stored answers
     length.MODEL            mean tokens of an answer
-    eos_rate.MODEL          fraction of answers with an end token
+    eos_rate.MODEL          share of responses with an end token
     distinct.MODEL          distinct_1 distinct_2
     self_bleu.MODEL         optional: how much the answers repeat each other
     template.MODEL          optional: words and share: the commonest four words in a row that an

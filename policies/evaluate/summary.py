@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from policies.evaluate.answers import ModelAnswers
 from policies.evaluate.measures.length_control import length_controlled_rate
 from policies.evaluate.measures.statistics import (
     best_of_n,
@@ -25,6 +24,7 @@ from policies.evaluate.measures.statistics import (
     share_of_gain,
     spread,
 )
+from policies.evaluate.responses import ModelResponses
 from rlhf.run.rundir import RunDir
 
 DISTILL = "distill"  # a stage
@@ -68,7 +68,7 @@ def describe_student(
 
 
 def win_rates(
-    wins: Wins, ours: ModelAnswers, theirs: ModelAnswers, seed: int
+    wins: Wins, ours: ModelResponses, theirs: ModelResponses, seed: int
 ) -> dict[str, dict[str, Any]]:
     """For every judge the win rate with interval and sign test, and the one at equal length.
 
@@ -134,7 +134,7 @@ def length_groups(lengths: Sequence[int]) -> list[str]:
 
 
 def measure_answers(
-    by_model: Mapping[str, ModelAnswers], scores: Scores, questions: Sequence[str]
+    by_model: Mapping[str, ModelResponses], scores: Scores, questions: Sequence[str]
 ) -> dict[str, Any]:
     """Lengths, endings, variety and scores of every model.
 
@@ -144,7 +144,7 @@ def measure_answers(
         questions: the last turn of each prompt.
     """
 
-    def of_each(measure: Callable[[ModelAnswers], Any]) -> dict[str, Any]:
+    def of_each(measure: Callable[[ModelResponses], Any]) -> dict[str, Any]:
         return {name: measure(answers) for name, answers in by_model.items()}
 
     return {
@@ -194,15 +194,15 @@ def best_of_n_curve(scores: Scores) -> list[dict[str, float]]:
     ]
 
 
-def mean_lengths(answers: ModelAnswers) -> Float[ndarray, " P"]:
+def mean_lengths(answers: ModelResponses) -> Float[ndarray, " P"]:
     """Mean tokens of the answers to each prompt."""
     return np.array([np.mean([len(s.token_ids) for s in row]) for row in answers.samples])
 
 
-def _first_lengths(answers: ModelAnswers) -> Float[ndarray, " P"]:
+def _first_lengths(answers: ModelResponses) -> Float[ndarray, " P"]:
     """Tokens of the first answer to each prompt."""
     return np.array([len(row[0].token_ids) for row in answers.samples])
 
 
-def _first(answers: ModelAnswers) -> list[str]:
+def _first(answers: ModelResponses) -> list[str]:
     return [texts[0] for texts in answers.texts]

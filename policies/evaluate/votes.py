@@ -8,6 +8,7 @@ see which answer was whose.
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,8 @@ def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
     """Every prompt of an evaluation with the other model's and the policy's first answer.
 
     The other models are `reference` and, where another model was compared too, `rival`. Pairs of
-    equal texts are left out: nobody can prefer one.
+    equal texts are left out: nobody can prefer one. What is left is no sample of its model, so it
+    has no sampling settings, without which `rlhf reference` does not reuse it.
     """
     report = run.read_report()
     samples, has_rival = report["samples_per_prompt"], "rival" in report
@@ -52,7 +54,11 @@ def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
         ]
     return {
         other: [
-            (prompt, of[other][0], of["policy"][0])
+            (
+                prompt,
+                replace(of[other][0], sampling=None),
+                replace(of["policy"][0], sampling=None),
+            )
             for prompt, of in answers
             if of[other][0].text != of["policy"][0].text
         ]
@@ -87,6 +93,7 @@ def add_votes(run: RunDir, votes: Mapping[str, Sequence[PolicyVote]]) -> dict[st
             _judge(parts[other], given, pairs[other], content["seed"])
             same = len(content["samples"]) - len(pairs[other])
             parts[other]["votes"]["same_answers"] = same
+            parts[other]["win_rate"]["people"]["same_answers"] = same
     by_prompt = _shares(votes["reference"])
     for record, sample in zip(read_ranked_file(run.answers), content["samples"], strict=True):
         if record.prompt.id in by_prompt:

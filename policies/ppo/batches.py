@@ -1,7 +1,7 @@
 """What a step reads: its prompts, reference rows and pretraining texts, and how they are batched.
 
 Which prompts and rows a step uses is the same on every machine and after a resume. Rows that share
-a forward pass have similar lengths: so many rows, or so many tokens.
+a forward pass have similar lengths; a pass is limited by rows or by tokens.
 
 Pretraining texts (PPO-ptx, arXiv 2203.02155, section 3.5) add γ E[log π(x)] over ordinary text x to
 the objective, which keeps abilities that no reward asks for; γ was 27.8, with a KL penalty of
@@ -134,7 +134,7 @@ def equalize_batch_count(accelerator: Accelerator, parts: list[Tensor]) -> list[
     return parts
 
 
-def repad(sequences: Sequences, tokens: int | None) -> Sequences:
+def trim_padding(sequences: Sequences, tokens: int | None) -> Sequences:
     """A batch without the columns that are padding in every row.
 
     With a limit on tokens, rows are also shifted to end together.
@@ -157,7 +157,7 @@ def in_length_order(
     sequences = sequences.on_host
     lengths = sequences.joined.mask.sum(dim=1)
     for rows in split_by_length(lengths, size, tokens):
-        yield rows, repad(sequences.rows(rows), tokens)
+        yield rows, trim_padding(sequences.rows(rows), tokens)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class PaddingMap:
         return moved.masked_fill(padding.view(*padding.shape, *[1] * (moved.dim() - 2)), 0)
 
 
-def describe_texts(path: Path | None) -> dict[str, dict[str, str]]:
+def ptx_input(path: Path | None) -> dict[str, dict[str, str]]:
     """The file of texts as a stage's input; nothing where there is none. All processes call this.
 
     Raises:

@@ -26,6 +26,7 @@ from policies.ppo.setting_groups import GuardSettings
 from policies.reference.audit import score_rows
 from policies.reference.store import ReferenceRow
 from rlhf.errors import GuardError
+from rlhf.records.wording import counted
 from rlhf.run.checkpoint import last_good
 
 LOG_PROB_TOLERANCE = {"no": 1e-3, "bf16": 0.1}
@@ -122,7 +123,7 @@ class ReferenceMeans:
     entropy: float
 
 
-def measure_references(rows: Sequence[ReferenceRow]) -> ReferenceMeans:
+def average_references(rows: Sequence[ReferenceRow]) -> ReferenceMeans:
     """Measure reference outputs the way a step's responses are measured."""
     tokens = sum(len(row.response_ids) for row in rows)
     return ReferenceMeans(
@@ -149,26 +150,27 @@ def find_problems(
     """
     found = {}
     if settings.max_kl is not None and kl is not None and kl > settings.max_kl:
-        found["kl"] = f"the KL is {kl:.3f} nats per token, the ceiling {settings.max_kl:g}"
-    if metrics["entropy"] < settings.min_entropy * reference_means.entropy:
-        found["entropy"] = _compare(
-            "entropy has collapsed to", metrics["entropy"], reference_means.entropy
+        found["kl"] = (
+            f"the KL is {kl:.3f} nats per token, above --guards.max-kl {settings.max_kl:g}"
         )
+    if metrics["entropy"] < settings.min_entropy * reference_means.entropy:
+        found["entropy"] = _compare("entropy", metrics["entropy"], reference_means.entropy)
     if metrics["reward/centered"] <= 0:  # the others are signs of hacking only at high rewards
         return found
-    high = "rewards are above the reference outputs' while"
+    high = " while rewards are above the reference outputs'"
     length, band = metrics["length"], settings.length_band
     if not reference_means.length / band <= length <= reference_means.length * band:
-        found["length"] = _compare(f"{high} the length is", length, reference_means.length)
+        found["length"] = _compare("the length", length, reference_means.length) + high
     if metrics["eos_rate"] < reference_means.eos_rate - settings.eos_drop:
-        found["eos"] = _compare(
-            f"{high} the fraction of answers with an end token is",
-            metrics["eos_rate"],
-            reference_means.eos_rate,
+        found["eos"] = (
+            _compare(
+                "the share of responses that end", metrics["eos_rate"], reference_means.eos_rate
+            )
+            + high
         )
     if metrics["distinct_2"] < settings.min_distinct * reference_means.distinct_2:
-        found["distinct"] = _compare(
-            f"{high} distinct-2 is", metrics["distinct_2"], reference_means.distinct_2
+        found["distinct"] = (
+            _compare("distinct-2", metrics["distinct_2"], reference_means.distinct_2) + high
         )
     return found
 
@@ -201,12 +203,14 @@ def check_guards(
     """
     found = find_problems(metrics, kl, reference_means, settings)
     updated = {name: counts.get(name, 0) + 1 for name in found}
-    for name, words in found.items():
+    for name, problem in found.items():
         if updated[name] == 1:
-            warn(f"Step {metrics['step']}: {words}.")
+            warn(f"Step {metrics['step']}: {problem}.")
         if settings.patience and updated[name] >= settings.patience:
+            lasted = counted(updated[name], "step")
             raise GuardError(
-                f"Step {metrics['step']}: {words}, for {updated[name]} steps now",
+                f"Step {metrics['step']}: {problem}; it has lasted {lasted} "
+                f"(--guards.patience {settings.patience})",
                 f"{last_good(checkpoint)}. Start a new --out with a stronger KL term, "
                 "--rewards.shaping par or a lower --optim.learning-rate; the --guards settings say "
                 "what is tolerated.",
@@ -214,5 +218,5 @@ def check_guards(
     return updated
 
 
-def _compare(words: str, value: float, reference_mean: float) -> str:
-    return f"{words} {value:.2f}, {reference_mean:.2f} in the reference outputs"
+def _compare(measure: str, value: float, reference_mean: float) -> str:
+    return f"{measure} is {value:.2f} (reference outputs: {reference_mean:.2f})"

@@ -2,7 +2,7 @@
 
 reference   forward KL on reference outputs, a loss in addition to the clip loss (update.py)
 adapter     reverse KL on the policy's own samples, the reference being the policy with its LoRA
-            adapter switched off; k1 of each token is taken from its reward
+            adapter switched off; each token's k1 estimate is subtracted from its reward
 resident    the same with a frozen copy of the original model in memory
 none        no KL term
 """
@@ -90,7 +90,7 @@ def adjust(coefficient: float, measured: float, episodes: int, kl: KLSettings) -
     return coefficient * (1 + error * episodes / kl.horizon)
 
 
-def describe_reverse_kl(
+def reverse_kl_metrics(
     accelerator: Accelerator,
     log_probs: Float[Tensor, "B R"],
     reference_log_probs: Float[Tensor, "B R"],
@@ -135,7 +135,7 @@ def audit(
     if sharding.shards_weights:
         gc.collect()  # FSDP's modules and their hooks refer to each other
     mask = sequences.responses.mask
-    return describe_reverse_kl(accelerator, log_probs, found, mask, "kl_audit")
+    return reverse_kl_metrics(accelerator, log_probs, found, mask, "kl_audit")
 
 
 @torch.no_grad()
@@ -151,7 +151,7 @@ def measure_reference(
     log_probs = torch.zeros(sequences.responses.ids.shape, device=accelerator.device)
     parts = list(in_length_order(sequences, micro_batch_size))
     with accelerator.autocast():
-        for rows, part in sharding.equal_calls(accelerator, parts):
+        for (rows, part), _ in sharding.equal_calls(accelerator, parts):
             here = send(rows, accelerator.device)
             found = score(model, part.to(accelerator.device))
             log_probs[here, : found.shape[1]] = found

@@ -155,17 +155,30 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
     )
     bf16 = choose_precision(settings.precision) == "bf16"
     checkpointing = settings.batch.gradient_checkpointing
-    how = {"bf16": bf16, "checkpointing": checkpointing}
-    plan = ppo_plan(shape, reward, batch, **how, roles=roles, layout=layout)
+    plan = ppo_plan(
+        shape,
+        reward,
+        batch,
+        bf16=bf16,
+        checkpointing=checkpointing,
+        roles=roles,
+        layout=layout,
+    )
     if tensor_parallel > 1 and not roles.lora_rank:
         whole = read_shape(settings.model)
         is_tied = whole.parameters == whole.trunk  # embeddings are the output matrix, too
         return with_whole_gradient(plan, whole.embedding_bytes * (2 if is_tied else 1))
     if roles.lora_rank or parts == 1 or not layout.shards_weights:
         return plan  # of models under adapters the parts that are gathered are not counted
-    how["bf16_weights"] = layout.bf16_weights
+    at_output = bytes_at_output(
+        shape,
+        batch,
+        bf16=bf16,
+        checkpointing=checkpointing,
+        bf16_weights=layout.bf16_weights,
+    )
     sizes = sizes_of_policy_and_critic(shape, reward if roles.critic == "own" else None)
-    return _add_gathered(plan, layout, sizes, bytes_at_output(shape, batch, **how), bf16=bf16)
+    return _add_gathered(plan, layout, sizes, at_output, bf16=bf16)
 
 
 def _add_gathered(
@@ -173,12 +186,13 @@ def _add_gathered(
 ) -> Plan:
     """A plan with the parts of models that each phase gathers."""
     option = Option("", layout.strategy, layout.bf16_weights)
-    sharded = option, sizes, layout.parts
     why = "layers and embeddings, one after the other, and gradients on their way"
     phases = {}
     for phase, items in plan.phases.items():
         computed = sum(item.size for item in items if item.state is MemoryKind.ACTIVATIONS)
-        needs = gathered_bytes(phase, *sharded, computed, at_output=at_output, bf16=bf16)
+        needs = gathered_bytes(
+            phase, option, sizes, layout.parts, computed, at_output=at_output, bf16=bf16
+        )
         more = needs - computed
         phases[phase] = (*items, Item("gathered", more, why)) if more else items
     return replace(plan, phases=phases)

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from policies.ppo.models.actor_critic import call_with_root_gathered, save_policy
-from policies.ppo.rollout_metrics import describe_amount
+from policies.ppo.rollout_metrics import forecast_amount
 from policies.ppo.setup import LoopState, Training
 from policies.reference.audit import AuditSamples, audit_policy, measure_for_audit
 from policies.reference.store import ReferenceRow
@@ -30,22 +30,22 @@ def finish(training: Training, state: LoopState) -> None:
     is_sharded = training.rollout.sharding.is_sharded
     # whether all ranks call the policy, or the engine
     needs_all_ranks = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
-    audits = needs_all_ranks or accelerator.is_main_process
+    joins_audit = needs_all_ranks or accelerator.is_main_process
     policy = unwrap(float32_model(training.model, training.optimizer))
     save_policy(accelerator, policy, training.tokenizer, run.policy)
     with training.policy_copy.weights_of(unwrap(training.model).policy) as plain:
-        samples = sample_for_audit(training, plain) if audits else []
+        samples = sample_for_audit(training, plain) if joins_audit else []
     with training.model_copy.weights_of(training.model) as model:
-        if audits:
+        if joins_audit:
             measured = call_with_root_gathered(
                 model, lambda: measure_samples(training, model.policy, samples)
             )
-    if audits:
-        found = report(training, measured)
+    if joins_audit:
+        content = build_report(training, measured)
     if accelerator.is_main_process:
         cost = cost_of(run, training.settings.price_per_hour)
         kept = {"critic_fit": state.critic_fit, "frozen_bytes": training.frozen_bytes, "cost": cost}
-        write_json(run.report_json, {**found, **kept})
+        write_json(run.report_json, {**content, **kept})
     accelerator.wait_for_everyone()
 
 
@@ -56,7 +56,7 @@ def sample_for_audit(training: Training, policy: PreTrainedModel) -> list[Sample
         training.rollout.sampler,
         policy,
         training.tokenizer,
-        [group[0].prompt_ids for group in audited(training)],
+        [group[0].prompt_ids for group in audit_prompts(training)],
         training.store.sampling,
         training.settings.sampling.batch_size,
     )
@@ -64,7 +64,7 @@ def sample_for_audit(training: Training, policy: PreTrainedModel) -> list[Sample
     return from_main(samples) if training.rollout.sharding.shards_weights else samples
 
 
-def audited(training: Training) -> Sequence[tuple[ReferenceRow, ...]]:
+def audit_prompts(training: Training) -> Sequence[tuple[ReferenceRow, ...]]:
     """The reference rows of each prompt of the audit: held-out ones, else training prompts."""
     return (training.store.by_prompt("test") or training.prompts)[:AUDIT_PROMPTS]
 
@@ -78,13 +78,13 @@ def measure_samples(
         policy,
         training.tokenizer,
         training.store,
-        audited(training),
+        audit_prompts(training),
         [sample.token_ids for sample in samples],
         holds_reference=training.settings.holds_reference,
     )
 
 
-def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
+def build_report(training: Training, samples: AuditSamples) -> dict[str, Any]:
     """Audit both KLs and sum up the run; gathered weights are gone when a reference is loaded."""
     settings = training.settings
     kl = audit_policy(
@@ -99,7 +99,7 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
     return {
         "steps": settings.steps,
         "seed": settings.seed,
-        "amount": describe_amount(settings, training.store, history),
+        "amount": forecast_amount(settings, training.store, history),
         "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
         "kl": kl,
         "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),

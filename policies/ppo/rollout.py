@@ -225,9 +225,9 @@ def _measure(
     features: Tensor | None = None
     parts = list(in_length_order(sequences, batch.micro_batch_size, batch.micro_tokens))
     with accelerator.autocast():
-        for rows, part in context.sharding.equal_calls(accelerator, parts):
+        for (rows, part), _ in context.sharding.equal_calls(accelerator, parts):
             mask = sequences.on_host.responses.mask[rows]
-            repadded = PaddingMap.between(part.responses.mask, mask, accelerator.device)
+            to_rollout = PaddingMap.between(part.responses.mask, mask, accelerator.device)
             here, part = send(rows, accelerator.device), part.to(accelerator.device)
             real = part.responses.mask
             if model.reads_frozen_features:
@@ -236,13 +236,13 @@ def _measure(
                 new_values: Tensor | None = model.apply_value_head(read)
                 if features is None:
                     features = read.new_zeros((*shape, read.shape[2]))
-                features[here] = repadded(read)
+                features[here] = to_rollout(read)
             else:
                 token_log_probs, new_values = model.read(part, len(rows), temperature)
-            log_probs[here] = repadded(token_log_probs.first(real))
-            entropy[here] = repadded(token_log_probs.entropy * real)
+            log_probs[here] = to_rollout(token_log_probs.first(real))
+            entropy[here] = to_rollout(token_log_probs.entropy * real)
             if new_values is not None:
-                values[here] = repadded(new_values)
+                values[here] = to_rollout(new_values)
     reference_log_probs = None
     if context.reference_policy is not None:
         reference_log_probs = measure_reference(
@@ -302,10 +302,10 @@ def _loss_weights(
     kept = finished if settings.rewards.mask_truncated else torch.ones_like(finished)
     if context.sampler_correction == "none":
         return mask & kept[:, None], None
-    both, cap = (log_probs, episodes.sampler_log_probs), settings.sampling.correction_cap
+    sampled, cap = episodes.sampler_log_probs, settings.sampling.correction_cap
     if context.sampler_correction == "sequence":
-        kept = kept & matches_sampler(*both, mask, cap)
-    return mask & kept[:, None], sampler_weights(*both, cap)
+        kept = kept & matches_sampler(log_probs, sampled, mask, cap)
+    return mask & kept[:, None], sampler_weights(log_probs, sampled, cap)
 
 
 def compute_advantages(

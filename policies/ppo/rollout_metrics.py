@@ -20,7 +20,7 @@ from rlhf.planning.forecast import stride
 PER_TOKEN = ("entropy", "sampler_gap")  # the others are means over episodes
 
 
-def describe_rollout(
+def sample_metrics(
     accelerator: Accelerator, episodes: Episodes, scores: Scores, measured: TokenStats
 ) -> dict[str, float]:
     """Means over all episodes, and over all tokens, of all processes."""
@@ -47,7 +47,7 @@ def describe_rollout(
     }
 
 
-def describe_amount(
+def forecast_amount(
     settings: PPOSettings, store: ReferenceStore, history: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """What the run has read and written, for forecasts: `rlhf.planning.forecast.Amount`."""
@@ -71,7 +71,7 @@ def distinct_2(ids: Sequence[int]) -> float:
     return len(set(pairs)) / len(pairs) if pairs else 1.0
 
 
-def describe_correction(
+def sampler_metrics(
     context: RolloutContext, episodes: Episodes, experience: Experience, cap: float
 ) -> dict[str, float]:
     """How far the sampler was corrected for, over all processes; nothing where it was not.
@@ -98,7 +98,7 @@ def describe_correction(
     return found
 
 
-def describe_values(accelerator: Accelerator, experience: Experience) -> dict[str, float]:
+def value_metrics(accelerator: Accelerator, experience: Experience) -> dict[str, float]:
     """The fraction of the returns' variance that the critic predicted, over all processes.
 
     Nothing where all returns are the same.

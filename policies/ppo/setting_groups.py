@@ -120,7 +120,8 @@ class RewardsSettings:
     weights: tuple[float, ...] = ()
     """Weight of each --reward, in the same order. Default: 1 each."""
     combination: Literal["sum", "mean", "worst"] = "sum"
-    """How several rewards are combined: their weighted sum, their weighted mean, or the lowest."""
+    """How several rewards are combined, each multiplied by its weight. `sum`: added up. `mean`: the
+    sum divided by the number of rewards, not by the sum of weights. `worst`: the lowest."""
     shaping: Literal["centered", "par", "none"] = "centered"
     """How the reward is transformed. `centered`: minus the mean reward of the prompt's reference
     outputs. `par`: the probability of being preferred to them, mean σ(difference). `none`:

@@ -17,10 +17,10 @@ from policies.formulas import FORWARD_KL
 from policies.ppo.batches import (
     choose_prompts,
     choose_reference_rows,
-    describe_texts,
+    ptx_input,
 )
-from policies.ppo.checks import check_guards, check_reference, check_step, measure_references
-from policies.ppo.kl import adjust, audit, describe_reverse_kl, require_top_k
+from policies.ppo.checks import average_references, check_guards, check_reference, check_step
+from policies.ppo.kl import adjust, audit, require_top_k, reverse_kl_metrics
 from policies.ppo.memory import checkpoint_disk_bytes, require_memory
 from policies.ppo.models.actor_critic import PolicyAndCritic, call_with_root_gathered
 from policies.ppo.models.critic import fit_critic
@@ -35,9 +35,9 @@ from policies.ppo.rollout import (
     score_episodes,
 )
 from policies.ppo.rollout_metrics import (
-    describe_correction,
-    describe_rollout,
-    describe_values,
+    sample_metrics,
+    sampler_metrics,
+    value_metrics,
 )
 from policies.ppo.settings import PPOSettings
 from policies.ppo.setup import STATE, LoopState, Training, require_even_split, set_up
@@ -101,7 +101,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     require_training_prompts(store)
     stored = {"path": str(reference.path), "hash": store.content_hash}
     inputs = {"model": model, "reference": stored, **describe_rewards(settings.reward, model)}
-    inputs |= describe_texts(settings.ptx.data)
+    inputs |= ptx_input(settings.ptx.data)
     require_shared_base(settings, model, sharding)
     if sharding.is_tensor_parallel:
         seed_all(settings.seed)  # all processes sample the same
@@ -172,7 +172,7 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
     settings, accelerator, run = training.settings, training.accelerator, training.run
     saver = Saver(accelerator, run.checkpoints, settings.checkpoint)
     sampled = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
-    reference_means = measure_references([row for rows in sampled for row in rows])
+    reference_means = average_references([row for rows in sampled for row in rows])
     is_single = settings.optim.epochs * settings.optim.minibatches == 1
     with (
         progress("training the policy", settings.steps, done, is_stage=True) as bar,
@@ -255,12 +255,12 @@ def take_step(training: Training, step: int, kl_coefficient: float) -> dict[str,
     )
     statistics = update(learner, data, generator)
     laps.end("update")
-    metrics = {"step": step, **describe_rollout(accelerator, episodes, scores, measured)}
+    metrics = {"step": step, **sample_metrics(accelerator, episodes, scores, measured)}
     cap = settings.sampling.correction_cap
-    metrics |= describe_correction(context, episodes, experience, cap)
+    metrics |= sampler_metrics(context, episodes, experience, cap)
     metrics |= {**step_kls, **statistics, **rates}
     if settings.advantages == "gae":
-        metrics |= describe_values(accelerator, experience)
+        metrics |= value_metrics(accelerator, experience)
     return metrics | laps.seconds | laps.metrics()
 
 
@@ -312,7 +312,7 @@ def kl_metrics(
     accelerator, kl = training.accelerator, training.settings.kl
     metrics: dict[str, float] = {}
     if measured.reference_log_probs is not None:
-        metrics |= describe_reverse_kl(
+        metrics |= reverse_kl_metrics(
             accelerator, measured.log_probs, measured.reference_log_probs, episodes.mask
         )
     elif kl.audit_every and step % kl.audit_every == 0:

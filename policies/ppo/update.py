@@ -26,7 +26,7 @@ from policies.formulas import (
     policy_loss,
     value_loss,
 )
-from policies.ppo.batches import PaddingMap, equalize_batch_count, repad, split_by_length
+from policies.ppo.batches import PaddingMap, equalize_batch_count, split_by_length, trim_padding
 from policies.ppo.rollout import Experience
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
@@ -277,7 +277,7 @@ def compute_losses(learner: Learner, data: StepData, part: Minibatch) -> LossSum
 
 def _text_losses(learner: Learner, texts: Sequences) -> LossSums:
     """Σ −log π over the tokens of pretraining texts, at temperature 1."""
-    batch = repad(texts, learner.settings.batch.micro_tokens).to(learner.accelerator.device)
+    batch = trim_padding(texts, learner.settings.batch.micro_tokens).to(learner.accelerator.device)
     log_probs, *_ = learner.model(batch, 0, 1.0)
     losses = LossSums.zero(log_probs.device)
     losses.ptx = -log_probs.sum()
@@ -289,12 +289,14 @@ def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Te
     experience, references, settings = data.experience, data.references, learner.settings
     device, sizes = learner.accelerator.device, [len(episodes), len(rows)]
     known, stored = experience.sequences.on_host, references.sequences.on_host
-    batch = repad(stack(known.rows(episodes), stored.rows(rows)), settings.batch.micro_tokens)
+    batch = trim_padding(
+        concatenate(known.rows(episodes), stored.rows(rows)), settings.batch.micro_tokens
+    )
     masks = batch.responses.mask.split(sizes)
-    aligned = PaddingMap.between(known.responses.mask, masks[0], device, episodes)
-    aligned_row = PaddingMap.between(stored.responses.mask, masks[1], device, rows)
+    to_batch = PaddingMap.between(known.responses.mask, masks[0], device, episodes)
+    to_row_batch = PaddingMap.between(stored.responses.mask, masks[1], device, rows)
     batch = batch.to(device)
-    row_mask = aligned_row.mask
+    row_mask = to_row_batch.mask
     top_ids, reference = None, references.log_probs
     if settings.kl.estimator == "top_k" and references.top_log_probs is not None:
         top_ids, reference = references.top_ids, references.top_log_probs
@@ -303,37 +305,37 @@ def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Te
         batch,
         len(episodes),
         learner.temperature,
-        None if top_ids is None else aligned_row(top_ids),
-        None if features is None else aligned(features),
+        None if top_ids is None else to_row_batch(top_ids),
+        None if features is None else to_batch(features),
     )
     new_log_probs, row_log_probs = log_probs.split(sizes)
-    old_log_probs, loss_mask = aligned(experience.old_log_probs), aligned(experience.loss_mask)
+    old_log_probs, loss_mask = to_batch(experience.old_log_probs), to_batch(experience.loss_mask)
     clips = (settings.loss.clip_range, settings.loss.clip_range_high)
     losses = LossSums.zero(device)
     if values is not None:
         losses.value = value_loss(
             values,
-            aligned(experience.old_values),
-            aligned(experience.returns),
+            to_batch(experience.old_values),
+            to_batch(experience.returns),
             loss_mask,
             settings.critic.clip_range,
         )
     losses.policy = policy_loss(
         new_log_probs,
         old_log_probs,
-        aligned(experience.advantages),
+        to_batch(experience.advantages),
         loss_mask,
         *clips,
         settings.loss.dual_clip,
-        None if weights is None else aligned(weights),
+        None if weights is None else to_batch(weights),
     )
     _, forward_kl = FORWARD_KL[settings.kl.estimator]
     losses.forward_kl = forward_kl(
-        row_log_probs if top is None else top, aligned_row(reference), row_mask
+        row_log_probs if top is None else top, to_row_batch(reference), row_mask
     )
     losses.approx_kl = approximate_kl(new_log_probs.detach(), old_log_probs, loss_mask)
     losses.clipped = clipped_tokens(new_log_probs.detach(), old_log_probs, loss_mask, *clips)
-    reference_log_probs = aligned_row(references.log_probs)
+    reference_log_probs = to_row_batch(references.log_probs)
     losses.clamped = clamped_tokens(row_log_probs.detach(), reference_log_probs, row_mask)
     losses.abandoned = abandoned_tokens(row_log_probs.detach(), reference_log_probs, row_mask)
     return losses
@@ -376,14 +378,14 @@ def micro_batches(learner: Learner, data: StepData, minibatch: Minibatch) -> lis
     return [*batches, *with_texts] if is_zero(learner.model) else [*with_texts, *batches]
 
 
-def stack(first: Sequences, second: Sequences) -> Sequences:
+def concatenate(first: Sequences, second: Sequences) -> Sequences:
     """Rows of both, padded to common widths: prompts on the left, responses on the right."""
-    prompts = _stack(first.prompts, second.prompts, left=True)
-    responses = _stack(first.responses, second.responses, left=False)
+    prompts = _concatenate(first.prompts, second.prompts, left=True)
+    responses = _concatenate(first.responses, second.responses, left=False)
     return Sequences(prompts, responses)
 
 
-def _stack(first: TokenBatch, second: TokenBatch, *, left: bool) -> TokenBatch:
+def _concatenate(first: TokenBatch, second: TokenBatch, *, left: bool) -> TokenBatch:
     width = max(first.ids.shape[1], second.ids.shape[1])
 
     def widen(tensor: Tensor) -> Tensor:

@@ -69,8 +69,9 @@ def score_rows(
 ) -> list[Tensor]:
     """`score_responses` of reference outputs."""
     prompts, responses = [row.prompt_ids for row in rows], [row.response_ids for row in rows]
-    inputs = (tokenizer, prompts, responses, temperature, batch_size)
-    return score_responses(accelerator, model, *inputs)
+    return score_responses(
+        accelerator, model, tokenizer, prompts, responses, temperature, batch_size
+    )
 
 
 def estimate_reverse_kl(
@@ -97,9 +98,9 @@ class AuditSamples:
     """A policy's responses, its log-probs of them, and its forward KL on the reference outputs.
 
     Attributes:
-        prompts: token ids, one list for each answer.
-        responses: token ids of the answers.
-        log_probs: the policy's, a tensor of tokens for each answer.
+        prompts: token ids, one list for each response.
+        responses: token ids of the responses.
+        log_probs: the policy's, a tensor of tokens for each response.
         reference_log_probs: the reference's, if it is the policy without adapters.
         forward: the forward KL on the reference outputs.
     """
@@ -135,12 +136,14 @@ def measure_for_audit(
     """
     prompts = [group[0].prompt_ids for group in groups]
     temperature = store.sampling.temperature
-    inputs = (tokenizer, prompts, responses, temperature)
-    log_probs = score_responses(accelerator, policy, *inputs)
-    reference_log_probs = None
+
+    def score() -> list[Tensor]:
+        return score_responses(accelerator, policy, tokenizer, prompts, responses, temperature)
+
+    log_probs, reference_log_probs = score(), None
     if holds_reference:
         with without_adapters(policy):
-            reference_log_probs = score_responses(accelerator, policy, *inputs)
+            reference_log_probs = score()
     rows = [row for group in groups for row in group]
     forward = measure_forward_kl(accelerator, policy, tokenizer, rows, temperature)
     return AuditSamples(prompts, responses, log_probs, reference_log_probs, forward)
@@ -158,9 +161,15 @@ def audit_policy(
     how = "the policy's adapters switched off"
     if theirs is None:
         how = "the reference model loaded"
-        inputs = (tokenizer, samples.prompts, samples.responses, store.sampling.temperature)
         with in_memory(load_reference_model(store, accelerator, sharding)) as reference:
-            theirs = score_responses(accelerator, reference, *inputs)
+            theirs = score_responses(
+                accelerator,
+                reference,
+                tokenizer,
+                samples.prompts,
+                samples.responses,
+                store.sampling.temperature,
+            )
     return {
         "forward": samples.forward,
         "reverse": {

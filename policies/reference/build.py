@@ -121,11 +121,11 @@ def _finish(
     seconds, cost = round(time.monotonic() - began, 1), cost_of(run, settings.price_per_hour)
     report = {**manifest, "shards": len(shards), "seconds": seconds, "cost": cost}
     if phases["rows"] == manifest["rows"]:  # all were written now, each by one process
-        report |= {"phases": phases, "amount": describe_amount(writer, shards, manifest)}
+        report |= {"phases": phases, "amount": forecast_amount(writer, shards, manifest)}
     write_json(run.report_json, report)
 
 
-def describe_amount(
+def forecast_amount(
     writer: ShardWriter, shards: dict[str, Sequence[RankedPrompt]], manifest: dict[str, Any]
 ) -> dict[str, Any]:
     """What was read and written, for forecasts: `rlhf.planning.forecast.Amount`."""

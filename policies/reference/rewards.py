@@ -49,6 +49,8 @@ from rlhf.run.rundir import RunDir, require_done
 from rlhf.run.telemetry.job_clock import job_clock
 from rlhf.run.watchdog import watching
 
+TIMES_REPLACED = "rewards_replaced"  # in the manifest: of a function by the same function
+
 
 def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     """Score the outputs that a store holds, in place, and return its report.
@@ -65,13 +67,19 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     description = describe_rewards([settings.reward], manifest["model"])["reward"]
     precision = precision_of(accelerator)
     stored, wanted = manifest["reward"], {**description, "precision": precision}
-    if stored is not None and _is_wanted(stored, wanted, settings):
-        return run.read_report()
     if stored is not None:
+        is_wanted = _is_wanted(stored, wanted, settings)
+        # the weights of a model are known; a function or endpoint may have changed
+        if is_wanted and (is_model(settings.reward) or not settings.replace_reward):
+            return run.read_report()
         _require_replacing(settings, stored, wanted)
+        manifest = {**manifest, "reward": None}
+        if is_wanted:
+            manifest[TIMES_REPLACED] = manifest.get(TIMES_REPLACED, 0) + 1
         if accelerator.is_main_process:
-            write_json(run.outputs / MANIFEST, {**manifest, "reward": None})
+            write_json(run.outputs / MANIFEST, manifest)
     accelerator.wait_for_everyone()
+    key = _shard_key(description, precision, manifest)
     reader = description if reads_tokens(settings.reward) else manifest["model"]
     tokenizer = tokenizer_of(reader)
     reward = load_reward(
@@ -91,10 +99,9 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
         for name, expected in mine.items():
             require_unchanged(run.outputs / name, expected, scored=False)
         _require_one_precision(settings, run.outputs, names, wanted)
-        scorer = _Scorer(accelerator, sharding, reward, tokenizer, precision, settings.batch_size)
+        scorer = _Scorer(accelerator, sharding, reward, tokenizer, key, settings.batch_size)
         scorer.score(run.outputs, mine)
         accelerator.wait_for_everyone()
-    key = reward_key(description, precision)
     scored = from_main([name for name in names if reward_of(run.outputs / name) == key])
     if len(scored) < len(names):
         accelerator.wait_for_everyone()
@@ -116,36 +123,41 @@ class _Scorer:
     sharding: Sharding
     reward: Reward
     tokenizer: PreTrainedTokenizerBase
-    precision: str
+    key: str
     batch_size: int
 
     def score(self, folder: Path, shards: dict[str, dict[str, Any]]) -> None:
         """Score this rank's shards that have no rewards yet."""
-        wanted = reward_key(self.reward.description, self.precision)
-        lacking = [name for name in shards if reward_of(folder / name) != wanted]
+        lacking = [name for name in shards if reward_of(folder / name) != self.key]
         if self.sharding.is_tensor_parallel:
             lacking = from_main(lacking)
         total, left = (sum(shards[name]["rows"] for name in some) for some in (shards, lacking))
         spare = sorted(path.name for path in folder.glob("*.parquet"))[:1]
         counted = progress("scoring reference outputs", total, total - left, is_stage=True)
         with counted as bar:
-            for turn, name in enumerate(
-                self.sharding.equal_calls(self.accelerator, lacking, spare)
-            ):
+            for name, is_own in self.sharding.equal_calls(self.accelerator, lacking, spare):
                 table = read_table(folder / name)
-                # other ranks still have files and need this rank's weights
-                if turn >= len(lacking):
+                if not is_own:  # other ranks still have files and need this rank's weights
                     self._rewards(rows_of(table)[:1])
                     continue
                 rewards = self._rewards(rows_of(table))
                 if writes(self.accelerator, self.sharding):
-                    write_table(folder / name, with_rewards(table, rewards), wanted)
+                    write_table(folder / name, with_rewards(table, rewards), self.key)
                 bar.advance(shards[name]["rows"])
 
     def _rewards(self, rows: Sequence[ReferenceRow]) -> list[float]:
         device = self.accelerator.device
         size = min(self.batch_size, SCORE_BATCH)
         return self.reward.score_rows(rows, self.tokenizer, device, size)
+
+
+def _shard_key(description: Mapping[str, str], precision: str, manifest: Mapping[str, Any]) -> str:
+    """What marks a shard as scored: also how often a function's rewards were replaced by its own.
+
+    A function or endpoint may have changed under its name.
+    """
+    key, times = reward_key(description, precision), manifest.get(TIMES_REPLACED, 0)
+    return key if is_model(description["path"]) or not times else f"{key} #{times}"
 
 
 def _is_wanted(
@@ -237,11 +249,12 @@ def rewards_by_prompt(
 ) -> dict[str, list[float]]:
     """r(y0) of every reference output, by prompt id: as the store has them, else computed now.
 
-    Each process scores a part, but for tensor parallelism, where all must score the same. Batches
+    Those of a function or endpoint are computed now: it may have changed under its name.
+
+    Each process scores a part, except under tensor parallelism, where all score the same. Batches
     are those of one process, and so are the rewards.
     """
-    stored_by = store.manifest["reward"]
-    is_stored = stored_by is not None and stored_by["hash"] == reward.description["hash"]
+    is_stored = is_scored_by(store, reward, precision_of(accelerator))
     columns = [table.to_pydict() for table in store.rows.tables("prompt_id", "reward")]
     if is_stored:
         rewards = [one for part in columns for one in part["reward"]]

@@ -35,7 +35,8 @@ class SamplingSettings:
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
     reuse: bool = True
-    """Reuse responses in the export that this model sampled with the same settings."""
+    """Reuse responses in the export that this model sampled with the same settings. Those chosen
+    for a later round or an evaluation, or of a stopped question, are not reused."""
 
     def __post_init__(self) -> None:
         require_range("sampling.samples", self.samples, 1)

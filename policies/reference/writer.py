@@ -177,11 +177,11 @@ class ShardWriter:
         reward = reward_key(judge.description, self.settings.precision) if judge else None
         sizes = {name: len(shards[name]) * self.settings.sampling.samples for name in mine}
         total, lacking = sum(sizes.values()), sum(sizes[name] for name in missing)
-        turns = self.sharding.equal_calls(self.accelerator, missing, list(shards)[:1])
+        calls = self.sharding.equal_calls(self.accelerator, missing, list(shards)[:1])
         counted = progress("writing reference outputs", total, total - lacking, is_stage=True)
         with counted as bar:
-            for turn, name in enumerate(turns):
-                if turn >= len(missing):
+            for name, is_own in calls:
+                if not is_own:
                     self._take_part(shards[name][0].prompt)
                     continue
                 seed_all(self.settings.seed + SHARD_SEED_STRIDE * places[name])
@@ -283,7 +283,7 @@ class ShardWriter:
         columns: dict[int, dict[str, Any]] = {}
         lengths = [len(sample.token_ids) for sample in samples]
         batches = batches_by_prompt(encoded, lengths, min(self.settings.batch_size, SCORE_BATCH))
-        for rows in self.sharding.equal_calls(self.accelerator, batches):
+        for rows, _ in self.sharding.equal_calls(self.accelerator, batches):
             answers = [samples[row].token_ids for row in rows]
             sequences = Sequences.of([encoded[row] for row in rows], answers, pad_id)
             sequences = sequences.to(self.accelerator.device)

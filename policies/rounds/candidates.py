@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from policies.evaluate.answers import Answering, sample_answers, stored_answers
 from policies.evaluate.judges import score_with_reward
+from policies.evaluate.responses import Answering, sample_answers, stored_answers
 from policies.reference.audit import score_responses
 from policies.reference.loading import load_reference_model, open_store_and_find_model
 from policies.reference.rewards import is_scored_by
@@ -118,6 +118,9 @@ def candidate(
 ) -> Candidate:
     """A candidate with every text once: two equal texts cannot be ranked.
 
+    Chosen by text and reward, its responses are no samples of their models any more. So they lose
+    their sampling settings, without which `rlhf reference` does not reuse them.
+
     Args:
         prompt: as in `Candidate`.
         responses: some may have the same text.
@@ -128,7 +131,7 @@ def candidate(
     kept = [place for place, text in enumerate(texts) if texts.index(text) == place]
     return Candidate(
         prompt=prompt,
-        responses=tuple(responses[place] for place in kept),
+        responses=tuple(replace(responses[place], sampling=None) for place in kept),
         rewards=rewards[kept],
         nats=nats,
     )

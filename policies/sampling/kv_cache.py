@@ -15,9 +15,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
 def new_cache(model: PreTrainedModel, new_tokens: int) -> DynamicCache | None:
-    """An empty cache for `generate`; None if a layer keeps something else than keys and values.
+    """An empty cache for `generate`; None if a layer keeps anything other than keys and values.
 
-    `new_tokens`: so many are sampled at most.
+    `new_tokens`: the most that are sampled.
     """
     if not model._supports_default_dynamic_cache():  # type: ignore[operator]
         return None

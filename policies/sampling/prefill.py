@@ -25,7 +25,7 @@ def prefill(
 
     The cache holds what the prompts share, where reading that once saves enough: the prefix of all
     prompts and, of a prompt that stands several times, all tokens but the last. With a common
-    prefix, padding stands after it. `new_tokens`: so many are sampled at most.
+    prefix, padding stands after it. `new_tokens`: the most that are sampled.
     """
     cache = new_cache(model, new_tokens)
     length, each_once = shared_parts(prompts)

@@ -1,4 +1,4 @@
-"""Live mode's model of a loop: its promoted policy, also after another one was promoted."""
+"""Live mode's model of a loop: always the currently promoted policy."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -14,10 +14,10 @@ from rlhf.modeling.readers import tokenizer_of
 from rlhf.modeling.tokens import decode_response
 from rlhf.parallel.distributed import start_alone
 from rlhf.records.schema import Prompt, Response, Sampling, content_id
+from rlhf.records.wording import EMPTY_TEXT
 from rlhf.run.metrics import progress
 
 MORE_SEED_STRIDE = 1_000_003
-EMPTY_TEXT = "(no answer)"  # shown to people in place of an empty response; token ids stay exact
 
 
 def generate_responses(

@@ -243,7 +243,7 @@ class Proxy:
 
 
 class _EventStream(StreamingResponse):
-    """A stream that closes its connection to the server also if the app leaves at once."""
+    """A stream that closes its connection to the server even if the app disconnects at once."""
 
     def __init__(
         self, events: AsyncIterator[bytes], opened: httpx.Response, end: Callable[[], None]

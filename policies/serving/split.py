@@ -76,8 +76,8 @@ class Split:
 
 def _key(messages: Sequence[dict[str, Any]]) -> bytes:
     """A hash of what was said; apps may strip texts and add fields."""
-    said = [(one.get("role"), _stripped(one.get("content"))) for one in messages]
-    return hashlib.sha256(json.dumps(said).encode()).digest()
+    turns = [(one.get("role"), _stripped(one.get("content"))) for one in messages]
+    return hashlib.sha256(json.dumps(turns).encode()).digest()
 
 
 def _stripped(content: Any) -> Any:

@@ -20,9 +20,9 @@ from policies.sft.settings import SFTSettings
 from policies.trl_training.rows import trl_rows
 from policies.trl_training.train import (
     count_tokens,
-    describe_amount,
     ending,
     finish,
+    forecast_amount,
     held_out_loss,
     require_fitting,
     train,
@@ -65,7 +65,7 @@ def fine_tune(settings: SFTSettings) -> dict[str, Any]:
             "demonstrations": {split: len(of_split) for split, of_split in rows.items()},
             **({"best_of": choice.counts} if choice else {}),
             "held_out_loss": {"before": before, "after": after},
-            "amount": describe_amount(settings, lengths),
+            "amount": forecast_amount(settings, lengths),
             **ending(trainer, settings, inputs, use, began),
         }
         network = trainer.accelerator.unwrap_model(trainer.model)

@@ -105,7 +105,7 @@ def count_tokens(
     return len(before), len(tokenizer(answer, add_special_tokens=False)["input_ids"]) + 1
 
 
-def describe_amount(
+def forecast_amount(
     settings: TrainerSettings, lengths: Mapping[str, Sequence[Length]], **more: float
 ) -> dict[str, Any]:
     """What a training reads, for forecasts of others: `rlhf.planning.forecast.Amount`.

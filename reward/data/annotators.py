@@ -43,18 +43,18 @@ def estimate_weights(records: Iterable[RankedPrompt]) -> AnnotatorWeights:
 def weigh_annotators(
     groups: Sequence[Group], loss: Loss, chosen: AnnotatorWeights
 ) -> dict[str, dict[str, Any]]:
-    """For every annotator the `weight`, the number of `judgments`, and their `share` of all.
+    """For every annotator the `weight`, the number of `judgements`, and their `share` of all.
 
     With estimated weights also the `reliability`.
 
-    The share is Σ w_j / n_x over her judgments j, where prompt x has n_x judgments of all
-    annotators (pairs or rankings, and pointwise ones, counted apart), divided by the same sum over
-    everybody's.
+    The share is Σ w_j / n_x over the annotator's judgments j, where prompt x has n_x judgments of
+    all annotators (pairs or rankings, and pointwise ones, counted apart), divided by the same sum
+    over everybody's.
 
     Args:
         groups: of the training.
         loss: which says what a judgment is: a pair or a ranking, or a pointwise one.
-        chosen: the weights; who has 0 is in no group.
+        chosen: the weights; annotators with weight 0 are in no group.
     """
     judgments = Counter[str]()
     sums: dict[str, float] = defaultdict(float)

@@ -156,12 +156,12 @@ def to_judgments(groups: Sequence[Group], loss: Loss, device: torch.device) -> J
     """All judgments of some groups as tensors, responses numbered as `lay_out` places them."""
     compared = any(group.pairs for group in groups)
     ranked = compared and loss != "bradley_terry"
-    said = any(group.pointwise for group in groups)
+    has_pointwise = any(group.pointwise for group in groups)
     return Judgments(
         len(groups),
         to_pair_tensors(groups, device) if compared else None,
         to_ranking_tensors(groups, device) if ranked else None,
-        to_pointwise_tensors(groups, device) if said else None,
+        to_pointwise_tensors(groups, device) if has_pointwise else None,
     )
 
 

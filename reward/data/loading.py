@@ -209,14 +209,14 @@ def _require_judgments(
         )
     if train.numbers("preferences").any():
         return
-    said = {one.is_good for group in train.with_pointwise() for one in group.pointwise}
-    if len(said) == 1:
+    verdicts = {one.is_good for group in train.with_pointwise() for one in group.pointwise}
+    if len(verdicts) == 1:
         raise InputError(
             f"All thumbs on the {len(train)} train prompts of {settings.rankings} are "
-            f"{'up' if said.pop() else 'down'}, and no judgment is a preference",
+            f"{'up' if verdicts.pop() else 'down'}, and no judgment is a preference",
             "Add rankings or thumbs of the other kind: the model learns only from differences.",
         )
-    if not said:
+    if not verdicts:
         raise InputError(
             f"All judgments of the {len(train)} train prompts of {settings.rankings} are ties",
             "Collect preferences: a reward model learns nothing from ties alone.",

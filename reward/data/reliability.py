@@ -49,8 +49,9 @@ def weights_of(reliability: Mapping[str, Reliability]) -> dict[str, float]:
     """max(0, log(a / (1 − a))), divided by the largest.
 
     The log-odds are the weights of a majority vote that is right most often (Nitzan and Paroush,
-    International Economic Review 23(2), 1982), and of the E step above. Who is right less often
-    than a coin has weight 0 and is left out.
+    International Economic Review 23(2), 1982), and of the E step in
+    `rlhf.records.reliability.run_em`. An annotator who is right less than half of the time has
+    weight 0 and is left out.
 
     Raises:
         InputError: nobody is right more often than a coin.

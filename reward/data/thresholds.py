@@ -64,8 +64,8 @@ class Thresholds:
         self._offsets = dict.fromkeys(self.sources, 0.0)
         self._seen = dict.fromkeys(self.sources, 0)
         self._places = {name: place for place, name in enumerate(self.sources)}
-        said = {good for name, good in counts if name not in own}
-        self._fitted = sorted(own | ({OTHERS} if len(said) == 2 else set()))
+        verdicts = {good for name, good in counts if name not in own}
+        self._fitted = sorted(own | ({OTHERS} if len(verdicts) == 2 else set()))
 
     def source(self, annotator: str) -> str:
         """The source of an annotator's thumbs: the annotator, or OTHERS."""

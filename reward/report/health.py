@@ -12,7 +12,7 @@ from math import exp, sqrt
 from statistics import median
 from typing import Any
 
-from reward.accuracy import accuracy_of_counts, how_right
+from reward.accuracy import accuracy_of_counts, win_credit
 from reward.data.groups import Group, Pair
 
 NUM_BINS = 10
@@ -100,7 +100,7 @@ def measure_health(verdicts: Sequence[Verdict], unit: str = "tokens") -> dict[st
             ),
         },
         "calibration": calibrate(verdicts),
-        "longer_wins": _accuracy(verdicts, lambda v: how_right(v.lengths[0] - v.lengths[1])),
+        "longer_wins": _accuracy(verdicts, lambda v: win_credit(v.lengths[0] - v.lengths[1])),
         "judges_agree": judges_agree(verdicts),
     }
 
@@ -122,7 +122,7 @@ def _accuracy(verdicts: Sequence[Verdict], right: Callable[[Verdict], float]) ->
 
 
 def _is_right(verdict: Verdict) -> float:
-    return how_right(verdict.difference)
+    return win_credit(verdict.difference)
 
 
 def count_by_prompt(
@@ -155,8 +155,8 @@ def agreement_levels(verdicts: Sequence[Verdict]) -> dict[tuple[str, int, int], 
     Verdicts of one name are one judge's, also where nobody was named in an import.
     """
     levels = {}
-    for both, said in _said(verdicts).items():
-        judges, winners = ({*values} for values in zip(*said, strict=True))
+    for both, judgments in _judgments_by_pair(verdicts).items():
+        judges, winners = ({*values} for values in zip(*judgments, strict=True))
         if len(judges) == 1:
             levels[both] = "one judge"
         else:
@@ -173,8 +173,8 @@ def judges_agree(verdicts: Sequence[Verdict]) -> dict[str, float] | None:
     """
     same = [
         a == b
-        for said in _said(verdicts).values()
-        for (judge, a), (other, b) in combinations(said, 2)
+        for judgments in _judgments_by_pair(verdicts).values()
+        for (judge, a), (other, b) in combinations(judgments, 2)
         if judge != other
     ]
     if not same:
@@ -183,12 +183,14 @@ def judges_agree(verdicts: Sequence[Verdict]) -> dict[str, float] | None:
     return {"value": value, "n": len(same), "ceiling": (1 + sqrt(max(0, 2 * value - 1))) / 2}
 
 
-def _said(verdicts: Sequence[Verdict]) -> dict[tuple[str, int, int], list[tuple[str, int]]]:
+def _judgments_by_pair(
+    verdicts: Sequence[Verdict],
+) -> dict[tuple[str, int, int], list[tuple[str, int]]]:
     """For every two responses (annotator, winner) of each verdict."""
-    said: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
+    judgments: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
     for verdict in verdicts:
-        said[verdict.both].append((verdict.pair.annotator, verdict.pair.first))
-    return said
+        judgments[verdict.both].append((verdict.pair.annotator, verdict.pair.first))
+    return judgments
 
 
 def calibrate(verdicts: Sequence[Verdict]) -> dict[str, Any]:
@@ -201,7 +203,7 @@ def calibrate(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     for verdict in verdicts:
         confidence = 1 / (1 + exp(-min(abs(verdict.difference), 700)))
         number = min(int((confidence - 0.5) * 2 * NUM_BINS), NUM_BINS - 1)
-        bins[number].append((confidence, how_right(verdict.difference)))
+        bins[number].append((confidence, win_credit(verdict.difference)))
     rows = [
         {
             "confidence": sum(c for c, _ in members) / len(members),

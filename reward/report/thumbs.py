@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from reward.accuracy import accuracy_of_counts, how_right, pair_accuracy, plain_accuracy
+from reward.accuracy import accuracy_of_counts, pair_accuracy, plain_accuracy, win_credit
 from reward.data.groups import Group, Pointwise
 from reward.data.loading import Data
 from reward.data.thresholds import Thresholds
@@ -29,7 +29,7 @@ def describe_thumbs(
     scale: Scale,
     bias: float,
 ) -> dict[str, Any]:
-    """`judgments` by kind and `thresholds` by source, as report.json has them; {} without thumbs.
+    """`judgements` by kind and `thresholds` by source, as report.json has them; {} without thumbs.
 
     Args:
         settings: of the stage, for the weights.
@@ -102,7 +102,7 @@ def pointwise_accuracy(
     counts = []
     for group, values in zip(groups, rewards, strict=True):
         right = [
-            how_right((1 if one.is_good else -1) * (values[one.response] - threshold(one)))
+            win_credit((1 if one.is_good else -1) * (values[one.response] - threshold(one)))
             for one in group.pointwise
             if chosen(one)
         ]

@@ -11,7 +11,7 @@ from rlhf.modeling.attention.shared_prefix import LEAST_SAVING
 
 
 @dataclass
-class Group:
+class SharedPrefix:
     """Sequences, by number, that begin with the same `shared` tokens, which are read once."""
 
     shared: int
@@ -20,7 +20,7 @@ class Group:
     """What a forward pass reads: the shared tokens, and what follows them in each sequence."""
 
 
-Pass = list[Group]
+PackedPass = list[SharedPrefix]
 
 
 def padded_passes(lengths: Sequence[int], tokens_per_pass: int) -> list[list[int]]:
@@ -40,7 +40,7 @@ def padded_passes(lengths: Sequence[int], tokens_per_pass: int) -> list[list[int
 
 def packed_passes(
     sequences: Sequence[TokenIds], prompts: Sequence[str] | None, tokens_per_pass: int
-) -> list[Pass] | None:
+) -> list[PackedPass] | None:
     """Passes without padding; None if they read hardly fewer tokens than padded ones.
 
     What the sequences of a prompt begin with is read once in a pass, or what all sequences begin
@@ -62,7 +62,7 @@ def packed_passes(
     return best if _num_tokens(best) <= most else None
 
 
-def lay_out(groups: Pass, sequences: Sequence[TokenIds]) -> TrunkInputs:
+def pack_pass(groups: PackedPass, sequences: Sequence[TokenIds]) -> TrunkInputs:
     """The groups of a pass end to end in one row."""
     return pack_prompts(
         [
@@ -78,24 +78,24 @@ def lay_out(groups: Pass, sequences: Sequence[TokenIds]) -> TrunkInputs:
 
 def _plan(
     sequences: Sequence[TokenIds], keys: Sequence[Hashable], tokens_per_pass: int
-) -> list[Pass]:
+) -> list[PackedPass]:
     """Sequences with the same key in a group, or in several that fit into a pass each."""
     members: dict[Hashable, list[int]] = {}
     for row in sorted(range(len(sequences)), key=lambda row: -len(sequences[row])):
         members.setdefault(keys[row], []).append(row)
-    groups: list[Group] = []
+    groups: list[SharedPrefix] = []
     for rows in members.values():
         of_rows = [sequences[row] for row in rows]
         shared = common_prefix_length(of_rows) if len(rows) > 1 else len(of_rows[0]) - 1
-        group = Group(shared)
+        group = SharedPrefix(shared)
         for row in rows:
             own = len(sequences[row]) - shared
             if not group.rows or group.tokens + own > tokens_per_pass:
-                group = Group(shared, tokens=shared)
+                group = SharedPrefix(shared, tokens=shared)
                 groups.append(group)
             group.rows.append(row)
             group.tokens += own
-    passes: list[Pass] = []
+    passes: list[PackedPass] = []
     room = 0
     for group in sorted(groups, key=lambda one: -len(sequences[one.rows[0]])):
         if group.tokens > room:
@@ -106,5 +106,5 @@ def _plan(
     return passes
 
 
-def _num_tokens(passes: Sequence[Pass]) -> int:
+def _num_tokens(passes: Sequence[PackedPass]) -> int:
     return sum(group.tokens for groups in passes for group in groups)

@@ -82,11 +82,11 @@ def score_rankings(
     return report
 
 
-def training_gain(reward: str) -> float:
+def training_gain(reward: str, *, first_member: bool = False) -> float:
     """The factor that `train-reward` put on a model's rewards; 1 for any other reward.
 
     A difference of rewards divided by it is the log-odds that the loss was trained on. For an
-    ensemble, the mean of its members' factors.
+    ensemble, the mean of its members' factors, or that of its first member.
     """
     folder = Path(reward)
     if not folder.is_dir():
@@ -95,7 +95,7 @@ def training_gain(reward: str) -> float:
     members = [RunDir(one.parent) for one in sorted(run.path.glob("member-*/report.json"))]
     reports = [one.read_report() for one in members or [run] if one.report_json.is_file()]
     gains = [one["normalisation"]["gain"] for one in reports if "normalisation" in one]
-    return fmean(gains) if gains else 1.0
+    return fmean(gains[:1] if first_member else gains) if gains else 1.0
 
 
 def _judged(record: RankedPrompt) -> RankedPrompt:

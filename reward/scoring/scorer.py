@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reward.model.module import RewardModule
-from reward.scoring.passes import lay_out, packed_passes, padded_passes
+from reward.scoring.passes import pack_pass, packed_passes, padded_passes
 from reward.settings import Combine
 from rlhf.modeling.adapters import load_reward_model_on
 from rlhf.modeling.attention.layout import TrunkInputs, last_tokens
@@ -127,11 +127,11 @@ class Scorer:
             packed = packed_passes(sequences, prompts, tokens_per_batch)
             if packed is not None:
                 for groups in packed:
-                    yield [row for one in groups for row in one.rows], lay_out(groups, sequences)
+                    yield [row for one in groups for row in one.rows], pack_pass(groups, sequences)
                 return
         lengths = batch.mask.sum(dim=1)
         padded = padded_passes(lengths.tolist(), tokens_per_batch)
-        for rows in self._sharding.equal_calls(self._accelerator, padded):
+        for rows, _ in self._sharding.equal_calls(self._accelerator, padded):
             width = int(lengths[rows].max())
             yield rows, self._pad(batch.ids[rows, :width], batch.mask[rows, :width])
 

@@ -74,8 +74,8 @@ def fit_weight(
     def loss() -> float:
         optimizer.zero_grad()
         rewards = inputs @ weight
-        said = rewards.mean() + (fitted * offsets)[numbers]
-        value = sum_of_losses(objective, judgments, rewards, said) / total
+        boundaries = rewards.mean() + (fitted * offsets)[numbers]
+        value = sum_of_losses(objective, judgments, rewards, boundaries) / total
         value = value + penalty * (weight.square().sum() + offsets.square().sum())
         value.backward()
         return float(value.detach())

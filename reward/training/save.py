@@ -53,9 +53,9 @@ def measure_scale(
     else:
         too_few = f" (the original model has only {outputs} in the dataset)" if outputs else ""
         source, rows = HELD_OUT + too_few, held_out
-    said = [value - state.bias for row in rows for value in row]
-    scale = fit_scale(said, source)
-    return scale, [value * scale.gain + scale.bias for value in said]
+    raw_rewards = [value - state.bias for row in rows for value in row]
+    scale = fit_scale(raw_rewards, source)
+    return scale, [value * scale.gain + scale.bias for value in raw_rewards]
 
 
 def save_result(
@@ -164,12 +164,12 @@ def describe_run(
             "labels": int(data.train.numbers("labels").sum()),
         },
         "annotators": weigh_annotators(data.train, settings.loss, data.annotators),
-        "amount": describe_amount(settings, data, len(rows)),
+        "amount": forecast_amount(settings, data, len(rows)),
         "training_seconds": round(sum(row["seconds"] for row in rows), 1),
     }
 
 
-def describe_amount(settings: RewardSettings, data: Data, steps: int) -> dict[str, Any]:
+def forecast_amount(settings: RewardSettings, data: Data, steps: int) -> dict[str, Any]:
     """What the training has read, for forecasts of others: `rlhf.planning.forecast.Amount`."""
     groups = [data.train[place] for place in range(0, len(data.train), stride(len(data.train)))]
     responses = [response for group in groups for response in group.responses]

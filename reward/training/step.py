@@ -83,8 +83,8 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
             with waiting("data"):
                 judgments = to_judgments(part, objective.loss, rewards.device)
             thresholds = NO_THUMBS if level is None else state.thresholds.of(part, level)
-            said = send(thresholds, rewards.device)
-            loss = sum_of_losses(objective, judgments, rewards, said)
+            sent = send(thresholds, rewards.device)
+            loss = sum_of_losses(objective, judgments, rewards, sent)
             # Gradients are averaged over processes: divide by the whole batch's weight / processes.
             backward(accelerator, module, loss * (state.dp_size / weight))
         found.append((loss.detach(), rewards.detach(), thresholds.tolist()))

@@ -24,7 +24,7 @@ from rlhf.config.paths import flag_of, old_names, setting_names
 from rlhf.errors import ConfigError, closest, did_you_mean
 
 # What other trainers call a setting: where it is here, the first of these that a command has.
-ELSEWHERE = {
+NAMES_IN_OTHER_TRAINERS = {
     "lr": ("optim.learning_rate", "learning_rate"),
     **dict.fromkeys(("kl-coef", "kl-coeff", "init-kl-coef", "coef", "beta"), ("kl.coefficient",)),
     **dict.fromkeys(("num-epochs", "num-train-epochs"), ("optim.epochs", "epochs")),
@@ -40,7 +40,7 @@ ELSEWHERE = {
 }
 SAMPLED_LIKE_THE_REFERENCE = ("temperature", "max_new_tokens")  # by PPO and evaluations
 # What is no choice of a flag, and what to do instead.
-INSTEAD = {
+ALTERNATIVES = {
     ("to", "gguf"): "llama.cpp's own script writes GGUF from the folder of a policy: python "
     "convert_hf_to_gguf.py DIR --outtype q8_0."
 }
@@ -71,7 +71,7 @@ def explain(
 
 def _wrong_value(error: CoercionError, token: Token, see: str) -> ConfigError:
     name = (token.keyword or "").replace("][", ".").strip("[]")
-    if instead := INSTEAD.get((name.lstrip("-"), token.value)):
+    if instead := ALTERNATIVES.get((name.lstrip("-"), token.value)):
         return ConfigError(str(error).strip(), f"{instead} {see}")
     if error.target_type not in KINDS:
         return ConfigError(str(error).strip(), see)
@@ -119,7 +119,7 @@ def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
 def called_elsewhere(flag: str, names: Sequence[str]) -> str:
     """The flag of what other trainers call `flag`, within the group that it names; or empty."""
     group, dot, word = flag.removeprefix("--").replace("_", "-").rpartition(".")
-    found = [name for name in ELSEWHERE.get(word, ()) if name in names]
+    found = [name for name in NAMES_IN_OTHER_TRAINERS.get(word, ()) if name in names]
     if dot and any(name.startswith(f"{group}.") for name in names):
         found = [name for name in found if name.startswith(f"{group}.")]
     return flag_of(found[0]) if found else ""

@@ -26,7 +26,7 @@ MAX_YAML_BYTES = 100_000
 MAX_YAML_DEPTH = 20
 MAX_YAML_VALUES = 10_000
 # How stages behaved before these settings existed, where today's defaults behave differently.
-EARLIER: dict[str, dict[str, Any]] = {
+DEFAULTS_BEFORE_SETTING_EXISTED: dict[str, dict[str, Any]] = {
     "reward": {
         "data.reads_thinking": True,
         "objective.all_bad_weight": 0.0,
@@ -163,7 +163,7 @@ def earlier_behavior(stage: str, recorded: dict[str, Any]) -> dict[str, Any]:
     """Values of settings that a run predates, where today's defaults behave differently."""
     if stage == "ppo" and _recorded(recorded, "sampling.engine", "generate") == "generate":
         return {}  # the trained model itself samples: nothing to correct
-    return EARLIER.get(stage, {})
+    return DEFAULTS_BEFORE_SETTING_EXISTED.get(stage, {})
 
 
 def require_same_settings(

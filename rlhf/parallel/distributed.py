@@ -43,9 +43,9 @@ _Outcome = tuple[Any, tuple[type[RlhfError], str, str] | None]  # a value, or an
 RANK_SEED_STRIDE = 100_003
 SHUTDOWN_SECONDS = "240"  # between SIGTERM and SIGKILL: for the present step and a checkpoint
 COLLECTIVE_TIMEOUT = timedelta(hours=24)  # rlhf.run.watchdog reports stalls earlier
-READ_IT = "Read its own message for the cause."
+SEE_MAIN_PROCESS = "Read its own message for the cause."
 PRECISIONS = ("auto", "bf16", "bf16-weights", "fp32")
-DELIBERATE = (InputError.exit_code, GuardError.exit_code)
+NO_RESTART_CODES = (InputError.exit_code, GuardError.exit_code)
 HOOKS = {
     "no": DDPCommunicationHookType.NO,
     "fp16": DDPCommunicationHookType.FP16,
@@ -84,7 +84,7 @@ def run_with_restarts(command: list[str], processes: int, max_restarts: int) -> 
         os.environ[ATTEMPT] = str(attempt)
         try:
             code = run_processes(command, processes)
-            if attempt == max_restarts or code in (0, *DELIBERATE):
+            if attempt == max_restarts or code in (0, *NO_RESTART_CODES):
                 return code
             failure = f"The group ended with exit code {code}"
         except KilledGroupError as error:
@@ -133,7 +133,7 @@ def _exit_code(error: ChildFailedError) -> int:
     killed = [item for item in error.failures.items() if item[1].exitcode == -signal.SIGKILL]
     rank, first = killed[0] if killed else error.get_first_failure()
     stalled = InterruptedRunError.exit_code
-    deliberate = [code for code in (*DELIBERATE, stalled) if code in codes]
+    deliberate = [code for code in (*NO_RESTART_CODES, stalled) if code in codes]
     if not deliberate and first.exitcode < 0:
         raise KilledGroupError(
             f"Process {rank} was killed by {signal.Signals(-first.exitcode).name}",
@@ -261,7 +261,7 @@ def on_main(work: Callable[[], Value]) -> Value:
     if not is_main_process():
         found: Value = _outcome_of(from_main(None))
         return found
-    outcome: _Outcome = (None, (LostPeerError, "The main process has failed", READ_IT))
+    outcome: _Outcome = (None, (LostPeerError, "The main process has failed", SEE_MAIN_PROCESS))
     try:
         value = work()
         outcome = (value, None)

@@ -91,7 +91,7 @@ def shard_parts(
     free_rest: bool | None = None,
     bf16_weights: bool = False,
 ) -> None:
-    """As `shard_all`, but for the rest; what is sharded already stays as it is."""
+    """Like `shard_all`, for what is not sharded yet."""
     outside = _precision(sharding, rounds=bf16_weights)
     inside = _precision(sharding, rounds=bf16)
     again = sharding.reshard or bool(free_rest)

@@ -106,18 +106,23 @@ class Sharding:
 
     def equal_calls(
         self, accelerator: Accelerator, parts: Sequence[Value], spare: Sequence[Value] = ()
-    ) -> Sequence[Value]:
+    ) -> list[tuple[Value, bool]]:
         """This process's parts of some work; with sharded weights, equally many in every process.
 
         All processes must call a sharded model equally often: those with fewer parts repeat their
         last one, and a process without any gets `spare`.
+
+        Returns:
+            Each part, and whether it is one of `parts`: a repeated one only keeps processes in
+            step.
         """
+        own = [(part, True) for part in parts]
         if not self.shards_weights:
-            return parts
+            return own
         most = int(global_max(accelerator, len(parts)))
         again = list(parts[-1:]) or list(spare)
         assert again or not most
-        return [*parts, *again * (most - len(parts))]
+        return [*own, *((part, False) for part in again * (most - len(parts)))]
 
 
 def prepare(

@@ -92,17 +92,27 @@ def with_price_per_point(
     """
     judge = next((name for name in JUDGES if name in win_rate), None)
     gained = judge is not None and outcome(win_rate[judge]) == "better"
-    value = win_rate[judge]["value"] if judge and gained else None
-    return {**cost, "price_per_point": price_of_a_point(cost["price"], value)}
+    rate = win_rate[judge] if judge and gained else None
+    return {**cost, "price_per_point": price_of_a_point(cost["price"], rate)}
 
 
-def price_of_a_point(price: float | None, win_rate: float | None) -> float | None:
+def price_of_a_point(price: float | None, rate: Mapping[str, Any] | None) -> float | None:
     """A price divided by the points of a win rate above one half; None where it has none.
 
-    Worked example: 30 for 62.5 % are 2.4 for each of 12.5 points.
+    People are asked only about responses that differ; equal ones count one half here, as with every
+    other judge. Worked example: 30 for 80 % of 40 prompts, with equal responses to 40 more, are 2
+    for each of 15 points.
+
+    Args:
+        price: of all that led to it.
+        rate: `value`, and of people's votes `n`, the prompts, and `same_answers`, the others.
     """
-    points = 100 * (win_rate - 0.5) if win_rate is not None else 0.0
-    return round(price / points, 6) if price is not None and points > 0 else None
+    if price is None or rate is None:
+        return None
+    points = 100 * (rate["value"] - 0.5)
+    if equal := rate.get("same_answers"):
+        points *= rate["n"] / (rate["n"] + equal)
+    return round(price / points, 6) if points > 0 else None
 
 
 def _chain(run: RunDir) -> list[RunDir]:

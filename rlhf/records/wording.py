@@ -1,7 +1,16 @@
-"""How counts of records and judges are said, in commands and on pages."""
+"""How prompts, counts of records and judges are worded, in commands, exports and on pages."""
+
+from rlhf.records.schema import Prompt
 
 PEOPLE = "people"  # as a judge
 OWN_JUDGE = "which it was trained against"
+EMPTY_TEXT = "(no answer)"  # shown to people in place of an empty response
+
+
+def whole_text(prompt: Prompt) -> str:
+    """The conversation as plain text, as `Prompt.text`, after what the system turn says."""
+    system = [turn.content for turn in prompt.messages if turn.role == "system"]
+    return "\n\n".join([*system, prompt.text])
 
 
 def counted(number: int, noun: str) -> str:

@@ -295,7 +295,7 @@ def _main_number(stage: StageStatus) -> str:
         change = f"reward {report['reward.first']:.2f} → {report['reward.last']:.2f}"
         return f"{change} in {stage['steps']} steps"
     if "rows" in report:
-        return f"{report['rows']} answers to {report['prompts']} prompts"
+        return f"{report['rows']} responses to {report['prompts']} prompts"
     return f"{stage['steps']} steps"
 
 

@@ -11,6 +11,11 @@ def count_vowels(prompt: str, response: str) -> float:
     return float(sum(letter in "aeiou" for letter in response))
 
 
+def count_scaled(prompt: str, response: str) -> float:
+    """`count_vowels` times SCALE: a function that changes under its name."""
+    return count_vowels(prompt, response) * float(os.environ.get("SCALE", "1"))
+
+
 def not_a_number(prompt: str, response: str) -> float:
     """A broken signal."""
     return float("nan")

@@ -48,6 +48,36 @@ def test_stored_rewards_of_an_ensemble_are_those_of_its_mean_only(
     assert max(m - w for m, w in zip(mean, worst, strict=True)) > 0.01
 
 
+def test_a_function_that_has_changed_since_is_asked_again(
+    training: TrainingInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaled = "signal:tests.pipeline.signals:count_scaled"
+    reference = shutil.copytree(training.reference, tmp_path / "reference")
+    command = ["reference", "--reward", scaled, "--out", str(reference), "--precision", "fp32"]
+    assert main([*command, "--replace-reward"]) == 0
+    store, accelerator = open_store(reference / "outputs"), start("fp32", 0)
+    monkeypatch.setenv("SCALE", "100")
+    tokenizer = load_tokenizer(str(training.model))
+    found = rewards_by_prompt(store, load_reward([scaled], accelerator), tokenizer, accelerator)
+    assert [value for values in found.values() for value in values] == pytest.approx(
+        [100 * row.reward for row in store.rows]
+    )
+
+
+def test_the_worst_of_an_ensemble_of_encoders_is_another_reward_than_its_mean(
+    tmp_path: Path,
+) -> None:
+    ensemble = build_encoder(tmp_path / "ensemble")
+    shutil.copytree(ensemble, tmp_path / "other")
+    shutil.copytree(tmp_path / "other", ensemble / "member-1")
+    accelerator = start("fp32", 0)
+    mean, worst = (
+        load_reward([str(ensemble)], accelerator, combination=combination).description["hash"]
+        for combination in ("sum", "worst")
+    )
+    assert mean != worst
+
+
 def test_a_reward_that_is_not_a_number_ends_the_run_with_2(
     training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

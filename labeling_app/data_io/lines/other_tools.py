@@ -8,7 +8,7 @@ Neither says which of its fields is the prompt and which are responses; that is 
 Where names leave it open, the record is refused: a guess would turn people's judgments around.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -116,6 +116,7 @@ def _read_record(
         name: [one for one in said if _is_submitted(one)] for name, said in answers.items()
     }
     of_questions = {name: list(_judgments(said, names)) for name, said in submitted.items()}
+    _require_one_question(name for name, given in of_questions.items() if given)
     judgments = [one for given in of_questions.values() for one in given]
     if any(submitted.values()) and not judgments:
         raise InputError(
@@ -132,6 +133,16 @@ def _read_record(
         ignored=(*_unread(fields, (prompt, *names)), *unread, *_unread(others, ())),
         num_unfinished=sum(map(len, answers.values())) - sum(map(len, submitted.values())),
     )
+
+
+def _require_one_question(judging: Iterable[str]) -> None:
+    """Refuse several questions about the responses: only one can be a person's preference."""
+    names = sorted(set(judging))
+    if len(names) > 1:
+        raise InputError(
+            f"{len(names)} questions name the responses: {', '.join(names)}",
+            "Keep the one that asks which response is better, and remove the others.",
+        )
 
 
 def _judgments(answers: Sequence[JsonObject], names: Sequence[str]) -> Iterator[Judgment]:
@@ -204,6 +215,10 @@ def _read_task(value: JsonObject) -> Judged:
         one for one in annotations if isinstance(one, dict) and not one.get("was_cancelled")
     ]
     others = {"predictions": value.get("predictions")}
+    results = [one for done in finished for one in _objects(done.get("result") or [], "result")]
+    _require_one_question(
+        str(one.get("from_name", "")) for one in results if one.get("type") in JUDGMENTS
+    )
     return Judged(
         prompt=data[read[0]],
         texts=texts,

@@ -40,15 +40,15 @@ TEMPLATES = Environment(loader=FileSystemLoader(PAGES), autoescape=True)
 FindUser = Callable[[Request], User | None]
 
 WINDOW_SECONDS = 3600.0
-FREE_BY_NAME = 5
+FREE_ATTEMPTS_PER_NAME = 5
 FREE_BY_ADDRESS = 20
 FIRST_WAIT_SECONDS = 0.5
-LONGER_EACH_TIME = 1.1
+WAIT_GROWTH = 1.1
 MAX_WAIT_SECONDS = 30.0
-AT_ONCE_BY_NAME = 5
+MAX_WAITING_PER_NAME = 5
 AT_ONCE_BY_ADDRESS = 10
 # One check takes 128 MB and half a second of a processor; more at once would slow the board.
-CHECKS_AT_ONCE = 1
+MAX_CONCURRENT_CHECKS = 1
 TOO_MANY = "Too many sign-ins at once. Wait a few seconds and try again."
 
 
@@ -76,13 +76,13 @@ class SignInLimits:
         by_address, by_name = f"address {address}", f"name {name}"
         is_first = not self._attempts.count((address, name), now)
         if self._waiting[by_address] >= AT_ONCE_BY_ADDRESS or (
-            self._waiting[by_name] >= AT_ONCE_BY_NAME and not is_first
+            self._waiting[by_name] >= MAX_WAITING_PER_NAME and not is_first
         ):
             raise TooManyAttemptsError
         self._attempts.add((address, name), now)
         beyond = max(
             self._attempts.add(by_address, now) - FREE_BY_ADDRESS,
-            self._attempts.add(by_name, now) - FREE_BY_NAME,
+            self._attempts.add(by_name, now) - FREE_ATTEMPTS_PER_NAME,
         )
         self._waiting.update((by_address, by_name))
         try:
@@ -102,7 +102,7 @@ def _wait_seconds(beyond: int) -> float:
     """The wait after this many failures more than the free ones."""
     if beyond < 0:
         return 0.0
-    return min(MAX_WAIT_SECONDS, FIRST_WAIT_SECONDS * LONGER_EACH_TIME**beyond)
+    return min(MAX_WAIT_SECONDS, FIRST_WAIT_SECONDS * WAIT_GROWTH**beyond)
 
 
 class SignInPage:
@@ -120,7 +120,7 @@ class SignInPage:
         self._secret = secret
         self._limits = SignInLimits()
         # Separate threads: attempts that wait must not use up those of the board.
-        self._threads = CapacityLimiter(CHECKS_AT_ONCE)
+        self._threads = CapacityLimiter(MAX_CONCURRENT_CHECKS)
 
     async def answer(self, request: Request) -> Response:
         """Show the form, sign somebody in, or sign out whoever sent the request."""

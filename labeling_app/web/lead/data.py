@@ -164,16 +164,21 @@ def _imported(name: str, report: Payload) -> str:
         for noun in ("prompt", "response", "ranking", "check")
         if report[f"new_{noun}s"]
     ]
-    said = f"Imported {name}: {', '.join(new)}." if new else f"{name}: nothing in it is new."
+    message = f"Imported {name}: {', '.join(new)}." if new else f"{name}: nothing in it is new."
     if report["bad_lines"]:
-        said += f" Lines left out: {report['bad_lines']:,}."
+        message += f" Lines left out: {report['bad_lines']:,}."
     if report["replaces"]:
-        said += f" {_replaced(report)}"
+        message += f" {_replaced(report)}"
+    if before := report["unnamed_before"]:
+        message += (
+            f" {counted(before, 'ranking')} of an unnamed person {'was' if before == 1 else 'were'}"
+            " there already. If somebody else made these, add the column annotator."
+        )
     if report["checks_not_made"]:
         refused = counted(report["checks_not_made"], "check")
-        said += f" {refused} not made: {report['first_not_made'][0]}"
+        message += f" {refused} not made: {report['first_not_made'][0]}"
     read = read_in_words(report["read_fields"], report["judgments_by"], report["unfinished"])
-    return " ".join(filter(None, (said, read, ignored_in_words(report["ignored_fields"]))))
+    return " ".join(filter(None, (message, read, ignored_in_words(report["ignored_fields"]))))
 
 
 def _replaced(report: Payload) -> str:

@@ -57,17 +57,17 @@ class PeoplePage:
         given = _text(payload, "password", MAX_PASSWORD)
         password = given or new_password()
         await run_sync(self.users.add, name, role, password, limiter=self._hashing)
-        said = f"{name} may sign in as {role}."
+        message = f"{name} may sign in as {role}."
         if given:
-            return {"say": said, "of": name}
-        return {"say": f"{said} The password, shown only now:", "copy": password, "of": name}
+            return {"say": message, "of": name}
+        return {"say": f"{message} The password, shown only now:", "copy": password, "of": name}
 
     async def invite(self, sender: User, payload: Payload) -> Payload:
         """Make a link with which somebody new sets a password."""
         name, role = self._newcomer(sender, payload)
         token = await run_sync(self.invitations.invite, name, role)
-        said = f"{name} can set a password with this link, once, within a week:"
-        return _with_link(said, token, name)
+        message = f"{name} can set a password with this link, once, within a week:"
+        return _with_link(message, token, name)
 
     async def reset(self, sender: User, payload: Payload) -> Payload:
         """Make a link with which a user sets a new password."""
@@ -192,9 +192,9 @@ def _role(payload: Payload) -> Role:
     raise InputError("There is no such role", f"Use {', '.join(ROLES)}.")
 
 
-def _with_link(said: str, token: str, name: str) -> Payload:
+def _with_link(message: str, token: str, name: str) -> Payload:
     """What the page says and lets copy, in place of what it still shows of the same person."""
-    return {"say": said, "link": f"{INVITATION_PATH}#{token}", "of": name}
+    return {"say": message, "link": f"{INVITATION_PATH}#{token}", "of": name}
 
 
 def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in: bool) -> None:

@@ -15,9 +15,9 @@ from rlhf.endpoints.chat_completions import key_header, open_completion, text_of
 from rlhf.endpoints.urls import DeadlineError, open_url, read_answer
 from rlhf.errors import InputError
 from rlhf.records.schema import Prompt, Response, Sampling
+from rlhf.records.wording import EMPTY_TEXT
 
 API_KEY = "RLHF_LIVE_API_KEY"
-EMPTY_TEXT = "(no answer)"
 KEPT = "Try again; your question is kept."
 MAX_ERROR_BYTES = 300
 MAX_LINE = 2**20

@@ -245,7 +245,8 @@ class Live:
                     "Stopped before the models wrote anything", "Your question is kept."
                 )
             if question.stopped:
-                responses = [_without_limit(response) for response in responses]
+                # cut or chosen by when somebody pressed Stop, they are no samples of their models
+                responses = [replace(response, sampling=None) for response in responses]
             save_turn(self.store, question.id, annotator, question.prompt, responses)
             question.problem = ""
         except InputError as error:
@@ -330,11 +331,6 @@ class Live:
             self.store.add_responses([edited], queue=False)
             add_verdict(self.store, ranking, [original, edited.id])
         return self.find(annotator, turn.id)
-
-
-def _without_limit(response: Response) -> Response:
-    """A stopped answer is no sample with these settings: it did not reach their length limit."""
-    return response if response.finished else replace(response, sampling=None)
 
 
 def _ranking(

@@ -36,27 +36,27 @@ def verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
     other = f"that of round {number - 1}" if number else "the original model"
     judge, policy = newest["judge"], f"the policy of round {number}"
     rate, found = newest["win_rate"]["before"], newest["outcome"]
-    said = _compared(rate, found, judge, policy=policy, other=other)
-    return f"{said} No people have voted." if found == "better" and judge != PEOPLE else said
+    message = _compared(rate, found, judge, policy=policy, other=other)
+    return f"{message} No people have voted." if found == "better" and judge != PEOPLE else message
 
 
 def more_of_verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
     """How the newest policy compares with the original model, and who says so."""
     newest = rounds[-1]
-    rate, said = newest["win_rate"]["original"], ""
+    rate, message = newest["win_rate"]["original"], ""
     if newest["round"] and rate:
         judge, other = newest["judge"], "the original model"
-        said = f"{_compared(rate, outcome(rate), judge, policy='it', other=other)} "
+        message = f"{_compared(rate, outcome(rate), judge, policy='it', other=other)} "
     if newest["judge"].endswith(OWN_JUDGE):
-        return f"{said}The judge is the reward model that trained it, which alone proves little."
-    return f"{said}Judged by {newest['judge']}."
+        return f"{message}The judge is the reward model that trained it, which alone proves little."
+    return f"{message}Judged by {newest['judge']}."
 
 
 def _compared(rate: Mapping[str, Any], found: str, judge: str, *, policy: str, other: str) -> str:
     share, who = f"{100 * rate['value']:.0f} %", judge_in_words(judge)
     sentences = OUTCOMES if judge == PEOPLE else PREFERENCES
-    said = sentences[found].format(judge=who, policy=policy, other=other, share=share)
-    return f"{said[0].upper()}{said[1:]}."
+    message = sentences[found].format(judge=who, policy=policy, other=other, share=share)
+    return f"{message[0].upper()}{message[1:]}."
 
 
 def why_it_stopped(report: Mapping[str, Any]) -> tuple[str, str]:

@@ -19,9 +19,8 @@ from trl.trainer.sft_config import SFTConfig
 
 from policies.deployment.distill.settings import DistillSettings
 from policies.deployment.distill.student import half_of
-from policies.deployment.distill.train import require_training_outputs
 from policies.deployment.quantization_error import count_agreement
-from policies.reference.store import ReferenceStore, open_store
+from policies.reference.store import ReferenceStore, open_store, require_training_prompts
 from policies.trl_training.train import (
     ending,
     finish,
@@ -69,7 +68,7 @@ def distill_reward(settings: DistillSettings) -> dict[str, Any]:
             "Give a language model, or a reward model that was made from one.",
         )
     store = open_store(require_done(settings.outputs, "reference", "outputs").outputs)
-    require_training_outputs(store)
+    require_training_prompts(store)
     given = settings.chat_template_kwargs or store.template_kwargs
     folders = member_folders(settings.teacher)
     teacher, model = describe_model(folders[0], given), describe_model(settings.student, given)

@@ -18,12 +18,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.deployment.distill.settings import DistillSettings
 from policies.deployment.distill.student import half_of
-from policies.reference.store import ReferenceStore, open_store
+from policies.reference.store import ReferenceStore, open_store, require_training_prompts
 from policies.trl_training.train import (
     Length,
-    describe_amount,
     ending,
     finish,
+    forecast_amount,
     held_out_loss,
     require_fitting,
     train,
@@ -62,7 +62,7 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
     began = time.monotonic()
     require_trainable(settings.student)
     store = open_store(require_done(settings.outputs, "reference", "outputs").outputs)
-    require_training_outputs(store)
+    require_training_prompts(store)
     settings = sampling_like(settings, store)
     given = settings.chat_template_kwargs or store.template_kwargs
     teacher = describe_model(policy_folder(settings.teacher, "--teacher"), given)
@@ -137,18 +137,6 @@ def require_one_vocabulary(
         )
 
 
-def require_training_outputs(store: ReferenceStore) -> None:
-    """Refuse a store without training prompts.
-
-    Raises:
-        InputError: it has none.
-    """
-    if not store.by_prompt("train"):
-        raise InputError(
-            f"{store.folder} has no training prompts", "Store some: rlhf reference --prompts DIR …"
-        )
-
-
 def _read_rows(store: ReferenceStore) -> Rows:
     """Every stored output with its prompt, as the token ids that were sampled."""
     return {
@@ -174,7 +162,7 @@ def _amount(
     settings: DistillSettings, lengths: dict[str, list[Length]], store: ReferenceStore
 ) -> dict[str, Any]:
     prompts = {split: len(store.by_prompt(split)) for split in SPLITS}
-    return describe_amount(
+    return forecast_amount(
         settings,
         lengths,
         prompts=prompts["train"],

@@ -172,27 +172,34 @@ def fit_critic(
     head = reward_head(model.critic)
     weight = whole(head.weight, accelerator.device)
     before = torch.cat([weight[0], model.value_bias[None]]).double()
-    solutions = {penalty: ridge(fitted, penalty) for penalty in PENALTIES}
-    errors = {p: residual_variance(held_out, one) for p, one in solutions.items()}
-    penalty = min(errors, key=errors.__getitem__)
-    at_first, now = (explained_variance(held_out, w) for w in (before, solutions[penalty]))
-    weight = ridge(fitted + held_out, penalty).float()
-    assign(head.weight, weight[None, :-1])
-    model.value_bias.copy_(weight[-1])
+    penalty, solution = choose_penalty(fitted, held_out)
+    at_first, now = (explained_variance(held_out, w) for w in (before, solution))
+    with_bias = ridge(fitted + held_out, penalty).float()
+    assign(head.weight, with_bias[None, :-1])
+    model.value_bias.copy_(with_bias[-1])
     is_held_out = len(prompts) >= HELD_OUT_EVERY
     where = "held-out prompts" if is_held_out else "the same prompts, too few to hold some out"
     if at_first is None or now is None:
-        found = "undefined, as all rewards are equal,"
+        change = "undefined, as all rewards are equal,"
     else:
-        found = f"{at_first:.2f} → {now:.2f}"
-    words = f"Critic fitted: explained variance {found} on {where}"
-    accelerator.print(words, file=sys.stderr)
+        change = f"{at_first:.2f} → {now:.2f}"
+    accelerator.print(f"Critic fitted: explained variance {change} on {where}", file=sys.stderr)
     return {
         "held_out": is_held_out,
         "explained_variance": {"before": at_first, "after": now},
         "penalty": penalty,
         "rows": min(len(targets), MAX_ROWS),
     }
+
+
+def choose_penalty(fitted: Moments, held_out: Moments) -> tuple[float, Float[Tensor, " D"]]:
+    """The penalty of `PENALTIES` with the smallest error on held-out rows, and its solution.
+
+    D counts the features and a constant one, whose weight is the bias.
+    """
+    solutions = {penalty: ridge(fitted, penalty) for penalty in PENALTIES}
+    penalty = min(solutions, key=lambda one: residual_variance(held_out, solutions[one]))
+    return penalty, solutions[penalty]
 
 
 def warmup_targets(
@@ -244,14 +251,14 @@ def _moments(
     zero = torch.zeros((width, width), dtype=torch.float64, device=accelerator.device)
     sums = [Moments(zero, zero[0], zero[0, 0])] * 2
     parts = [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
-    turns = sharding.equal_calls(accelerator, parts, spare=[[0]])
+    calls = sharding.equal_calls(accelerator, parts, spare=[[0]])
     with progress("fitting the critic", total=len(order)) as bar, accelerator.autocast():
-        for turn, part in enumerate(turns):
+        for part, is_own in calls:
             sequences = Sequences.of(
                 [rows[i].prompt_ids for i in part], [rows[i].response_ids for i in part], pad_id
             ).to(accelerator.device)
             features = torch.nn.functional.pad(model.critic_features(sequences), (0, 1), value=1.0)
-            if turn >= len(parts):  # only so that other ranks can call the model
+            if not is_own:
                 continue
             mask = sequences.responses.mask
             expected = targets[part].to(accelerator.device)[:, None].expand(mask.shape)

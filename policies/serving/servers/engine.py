@@ -151,18 +151,18 @@ class EngineProcess:
             stderr=subprocess.STDOUT if "vllm" in self._command[0] else subprocess.PIPE,
             process_group=0,  # a Ctrl-C reaches only the proxy, which ends the group
         )
-        said = self._process.stdout or self._process.stderr
-        assert said is not None
-        self._listener = threading.Thread(target=self._pass_on, args=(said,), daemon=True)
+        output = self._process.stdout or self._process.stderr
+        assert output is not None
+        self._listener = threading.Thread(target=self._pass_on, args=(output,), daemon=True)
         self._listener.start()
 
-    def _pass_on(self, said: IO[bytes]) -> None:
+    def _pass_on(self, output: IO[bytes]) -> None:
         """Show on stderr what the server says, but not its address: the proxy's is the one to use.
 
         Progress bars end their lines with a carriage return.
         """
         inner = f"127.0.0.1:{self.port}"
-        with TextIOWrapper(said, encoding="utf-8", errors="replace", newline="") as lines:
+        with TextIOWrapper(output, encoding="utf-8", errors="replace", newline="") as lines:
             for line in lines:
                 if inner not in line:
                     sys.stderr.write(line)

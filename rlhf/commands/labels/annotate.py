@@ -14,6 +14,7 @@ EXAMPLE = """rlhf annotate --db labels.db \\
     --annotator signal:examples.quickstart.sentiment:score"""
 SIGNAL = "signal:"
 JUDGE = "judge"
+COMPARED = {"people": ("people did", "prompt"), "gold": ("its gold ranking does", "gold prompt")}
 OF_JUDGES = ("endpoint", "model", "rubric", "parallel")
 
 
@@ -100,7 +101,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if result.get("unclear_pairs"):
         lines.append(f"Its verdicts on {counted(result['unclear_pairs'], 'pair')} were unreadable.")
     lines += [
-        f"It agrees with {whom} on {in_words(rate)} of the pairs ({rate['n']:,} compared)."
-        for whom, rate in result.get("calibration", {}).items()
+        f"It orders {in_words(rate)} of the pairs as {COMPARED[name][0]}, "
+        f"averaged over {counted(rate['n'], COMPARED[name][1])}."
+        for name, rate in result.get("calibration", {}).items()
     ]
     return "\n".join([*lines, next_command("export", db=settings.db, out="rankings")])

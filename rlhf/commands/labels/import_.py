@@ -105,6 +105,11 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
     held = result["in_db"]
     lines = [f"{_imported(result)}{_left_out(result)}", *_bad_lines(result)]
+    if before := result["unnamed_before"]:
+        lines.append(
+            f"{counted(before, 'ranking')} of an unnamed person {'was' if before == 1 else 'were'} "
+            "there already. If somebody else made these, add --annotator NAME."
+        )
     if read := read_in_words(result["read_fields"], result["judgments_by"], result["unfinished"]):
         lines.append(read)
     if ignored := ignored_in_words(result["ignored_fields"]):

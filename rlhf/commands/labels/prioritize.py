@@ -59,7 +59,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from reward.scoring.texts import PromptResponses, load_features
     from rlhf.parallel.distributed import start_alone
 
-    gain = training_gain(settings.reward)
+    gain = training_gain(settings.reward, first_member=True)  # the one whose features are read
 
     with Store(settings.db, must_exist=True) as store:
         accelerator = start_alone(settings.precision, settings.seed)

@@ -220,7 +220,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         "disable": f"{name} can no longer sign in.",
         "enable": f"{name} may sign in again.",
         "team": f"{name} is in {f'team {team}' if team else 'no team'}.",
-        "token": f"The program {name} may send feedback; earlier tokens of it are void.",
+        "token": f"The program {name} may send feedback; its earlier tokens no longer work.",
         "revoke": f"The program {name} can no longer send feedback.",
     }[action]
     secrets = [

@@ -163,7 +163,7 @@ def build_report(
     best = str(out / f"round-{gained[-1]}" / "ppo" / "policy") if gained else None
     cost = cost_of_loop(RunDir(out), price_per_hour)
     rate = rounds[gained[-1]]["win_rate"]["original"] if gained else None
-    point = price_of_a_point(cost["price"], rate["value"] if rate else None)
+    point = price_of_a_point(cost["price"], rate)
     return {
         "rounds": list(rounds),
         "stopped": stop.words if stop else None,

@@ -35,7 +35,8 @@ class Settings(EvaluateSettings):
     """What to compare, and whether people vote, too."""
 
     policy: Annotated[str, UNNAMED] = ""
-    """The --out of `rlhf ppo`, `rlhf dpo` or `rlhf sft`, or a model folder."""
+    """The --out of rlhf ppo, dpo, sft, distill, quantize or loop (its promoted policy), or a model
+    folder."""
     reference: Annotated[Path, UNNAMED] = Path()
     """The --out of `rlhf reference`."""
     reward: Annotated[str, UNNAMED] = ""
@@ -227,7 +228,7 @@ def _unclear(verdicts: Mapping[str, int]) -> Iterator[str]:
     if verdicts["unclear"]:
         yield (
             f"{verdicts['unclear']} of {verdicts['asked']} verdicts of the AI judge could not be "
-            "read and count for nothing; its words are in judge.jsonl."
+            "read and are not counted; its replies are in judge.jsonl."
         )
 
 

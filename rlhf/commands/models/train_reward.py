@@ -139,8 +139,8 @@ def _thumbs(report: Mapping[str, Any]) -> Iterator[str]:
         if accuracy:
             yield (
                 f"Of {accuracy['judgements']} held-out {words} it puts {in_words(accuracy)} on the "
-                f"right side of the annotator's threshold; the commoner answer would be right for "
-                f"{100 * accuracy['commoner']:.0f} %."
+                "right side of the annotator's threshold; always giving the majority verdict would "
+                f"be right for {100 * accuracy['commoner']:.0f} %."
             )
 
 

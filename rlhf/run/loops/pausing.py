@@ -1,6 +1,6 @@
 """Pausing a loop: a request on disk, which the loop reads before each command and while it waits.
 
-The request stays until somebody resumes the loop, also if the loop is killed and started again.
+The request stays until somebody resumes the loop, even if the loop is killed and started again.
 """
 
 from dataclasses import asdict, dataclass

@@ -65,14 +65,14 @@ class Waiting:
         verb = "is" if self.samples_ranked < 2 else "are"
         ranked = f"{self.samples_ranked:,}" if self.samples_ranked else "None"
         yet = "" if self.samples_ranked else " yet"
-        said = f"{ranked} of {tasks} {verb} ranked on the board{yet}"
+        message = f"{ranked} of {tasks} {verb} ranked on the board{yet}"
         others = max(0, self.new - self.of_samples)
         if not others:
-            return f"{said}."
+            return f"{message}."
         which = f"all {others:,}" if others == self.new else f"{others:,} of the {self.new:,}"
         if self.new == 1:
-            return f"{said}; the new ranking is of another task or from elsewhere."
-        return f"{said}; {which} new rankings are of other tasks or from elsewhere."
+            return f"{message}; the new ranking is of another task or from elsewhere."
+        return f"{message}; {which} new rankings are of other tasks or from elsewhere."
 
 
 def write_waiting(out: Path, waiting: Waiting) -> None:

@@ -10,7 +10,7 @@ from labeling_app.db.board.checks import make_check
 from labeling_app.db.queue import Submission, TaskQueue
 from rlhf.cli import main
 from rlhf.endpoints.judge import Endpoint
-from rlhf.records.schema import Ranking
+from rlhf.records.schema import Message, Prompt, Ranking
 from tests.servers.judge import JudgeServer
 
 
@@ -62,6 +62,17 @@ def test_pairs_are_asked_in_both_orders_and_become_a_ranking(
     assert all("# Request\nHi?" in json.loads(row["request"])[0]["content"] for row in stored)
     assert judge()["ranked_before"] == 1
     assert len(server.calls) == 6
+
+
+def test_a_judge_is_told_what_the_system_turn_says(store, server, judge, make_responses):
+    turns = (Message(role="system", content="Be brief."), Message(role="user", content="Hi?"))
+    prompt = Prompt.create(turns, "train", "")
+    store.add_prompts([prompt])
+    store.add_responses(make_responses(prompt, ["short", "longer"]))
+    judge()
+    stored = list(store.connections.db.query("SELECT * FROM judge_calls"))
+    asked = [json.loads(row["request"])[0]["content"] for row in stored]
+    assert all("# Request\nBe brief.\n\nHi?" in words for words in asked)
 
 
 def test_a_judge_drawn_to_the_first_place_makes_ties(store, judge, make_prompt, make_responses):

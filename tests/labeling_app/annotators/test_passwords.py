@@ -56,7 +56,7 @@ def test_nobody_has_a_password_and_checking_it_costs_the_same(monkeypatch):
 
     monkeypatch.setattr(auth, "COST", OWASP)
     monkeypatch.setattr(hashlib, "scrypt", noting)
-    assert not auth.check_password("nobody", auth.hash_of_nobody())
+    assert not auth.check_password("nobody", auth.dummy_hash())
     assert made == [OWASP]
     made.clear()
     auth.check_password("from before", FROM_BEFORE)

@@ -113,7 +113,7 @@ def test_hh_strings_read_back(store, judged, tmp_path):
     assert [response.text for response in entry.responses] == ["b", "c"]
 
 
-def test_hh_puts_the_system_turn_into_the_first_human_turn(store, make_responses, tmp_path):
+def test_strings_begin_with_what_the_system_turn_says(store, make_responses, tmp_path):
     messages = (Message(role="system", content="Be brief."), Message(role="user", content="Hi?"))
     prompt = Prompt.create(messages, "train", "")
     store.add_prompts([prompt])
@@ -122,9 +122,12 @@ def test_hh_puts_the_system_turn_into_the_first_human_turn(store, make_responses
     tiers = ((first.id,), (second.id,))
     ranking = Ranking(id="r", prompt_id=prompt.id, annotator="ann", kind="human", tiers=tiers)
     store.add_rankings([ranking])
-    export(store, tmp_path / "out", "hh")
-    [row] = rows(tmp_path / "out" / "train.jsonl")
+    for name in ("hh", "trl"):
+        export(store, tmp_path / name, name)
+    [row] = rows(tmp_path / "hh" / "train.jsonl")
     assert row["chosen"] == "\n\nHuman: Be brief.\n\nHi?\n\nAssistant: a"
+    [row] = rows(tmp_path / "trl" / "train.jsonl")
+    assert (row["prompt"], row["chosen"]) == ("Be brief.\n\nHi?", "a")
 
 
 def test_kto_labels_best_and_worst(store, judged, tmp_path):

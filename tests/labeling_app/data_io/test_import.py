@@ -233,6 +233,22 @@ def test_importing_twice_changes_nothing(tmp_path, run_json):
     assert second["in_db"] == first["in_db"]
 
 
+def test_an_unnamed_person_who_agrees_with_another_is_told_of(tmp_path, capsys):
+    header = "prompt,answer_a,answer_b,preferred\n"
+    (tmp_path / "ann.csv").write_text(f"{header}Hi?,no,yes,b\nSo?,no,yes,b\n")
+    (tmp_path / "bob.csv").write_text(f"{header}Hi?,no,yes,b\nSo?,no,yes,a\n")
+    command = ["import", "--db", str(tmp_path / "labels.db")]
+    assert main([*command, str(tmp_path / "ann.csv")]) == 0
+    assert "unnamed person" not in capsys.readouterr().out
+    assert main([*command, str(tmp_path / "bob.csv")]) == 0
+    assert (
+        "1 ranking of an unnamed person was there already. If somebody else made these, add "
+        "--annotator NAME."
+    ) in capsys.readouterr().out
+    assert main([*command, str(tmp_path / "bob.csv"), "--annotator", "bob"]) == 0
+    assert "Imported 2 rankings" in capsys.readouterr().out
+
+
 def test_split_and_source_of_lines_that_do_not_say_it(tmp_path, run_json):
     path = write(tmp_path / "travel.jsonl", [{"prompt": "a"}, {"prompt": "b", "split": "train"}])
     run_json("import", path, "--db", tmp_path / "new.db", "--split", "test")

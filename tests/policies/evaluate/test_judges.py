@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.evaluate.answers import ModelAnswers
 from policies.evaluate.judges import AIJudge, score_with_gold, score_with_reward
+from policies.evaluate.responses import ModelResponses
 from policies.rewards import load_reward
 from policies.sampling.generate import Sample
 from reward.scoring.texts import load_text_reward
@@ -21,9 +21,9 @@ from tests.servers.judge import JudgeServer
 NUM_PROMPTS = 6
 
 
-def answers(text: str) -> ModelAnswers:
+def answers(text: str) -> ModelResponses:
     rows = range(NUM_PROMPTS)
-    return ModelAnswers(
+    return ModelResponses(
         {}, [[Sample([7], True)] for _ in rows], [[f"{text} {n}"] for n in rows], Sampling()
     )
 
@@ -51,6 +51,16 @@ def test_a_question_that_fails_takes_no_answered_one_with_it(
         assert len(server.calls) == 2
 
 
+def test_a_judge_is_told_what_the_system_turn_says(tmp_path: Path) -> None:
+    turns = (Message(role="system", content="Be brief."), Message(role="user", content="Why?"))
+    with JudgeServer() as server:
+        endpoint = Endpoint(url=server.url, model="m")
+        judge = AIJudge(endpoint=endpoint, rubric="", parallel=1, log=tmp_path / "judge.jsonl")
+        judge.wins([Prompt.create(turns, "test", "")], answers("long"), answers("short"))
+    [line, _] = (tmp_path / "judge.jsonl").read_text().splitlines()
+    assert "# Request\nBe brief.\n\nWhy?" in json.loads(line)["request"][0]["content"]
+
+
 def test_the_same_answer_of_two_models_is_an_exact_tie() -> None:
     """The function gives every call another number: a response that is asked twice would differ."""
     name = "signal:tests.pipeline.signals:count_calls"
@@ -58,10 +68,10 @@ def test_the_same_answer_of_two_models_is_an_exact_tie() -> None:
     rows = [build_row(number, 0, "test") for number in range(40)]
     same, other = answers("the same"), answers("another")
 
-    def of_rows(*by_sample: ModelAnswers) -> ModelAnswers:
+    def of_rows(*by_sample: ModelResponses) -> ModelResponses:
         samples = [[one.samples[0][0] for one in by_sample] for _ in rows]
         texts = [[f"{one.texts[0][0]} {row.text}" for one in by_sample] for row in rows]
-        return ModelAnswers(MODEL, samples, texts, Sampling())
+        return ModelResponses(MODEL, samples, texts, Sampling())
 
     by_model = {"reference": of_rows(same, other), "policy": of_rows(other, other)}
     by_reward = score_with_reward(
@@ -87,8 +97,8 @@ def test_stored_rewards_are_not_computed_again() -> None:
     stored = [[group[0].text] for group in groups]
     texts = [stored[0], *([f"new {number}"] for number in range(1, 40))]
     by_model = {
-        "reference": ModelAnswers(MODEL, samples, stored, Sampling()),
-        "policy": ModelAnswers(MODEL, samples, texts, Sampling()),
+        "reference": ModelResponses(MODEL, samples, stored, Sampling()),
+        "policy": ModelResponses(MODEL, samples, texts, Sampling()),
     }
     scores = score_with_reward(groups, by_model, reward, 0, is_stored=True)
     assert (scores["reference"] == -1.5).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from policies.evaluate.answers import ModelAnswers
+from policies.evaluate.responses import ModelResponses
 from policies.evaluate.summary import (
     best_of_n_curve,
     length_groups,
@@ -15,10 +15,10 @@ from policies.sampling.generate import Sample
 from rlhf.records.schema import Sampling
 
 
-def answers(*lengths: int) -> ModelAnswers:
+def answers(*lengths: int) -> ModelResponses:
     """One answer of each length, ended where the length is even."""
     samples = [[Sample([7] * length, finished=length % 2 == 0)] for length in lengths]
-    return ModelAnswers({}, samples, [[f"word{length}"] for length in lengths], Sampling())
+    return ModelResponses({}, samples, [[f"word{length}"] for length in lengths], Sampling())
 
 
 def test_length_groups_are_quarters_named_by_what_is_in_them() -> None:
@@ -49,7 +49,7 @@ def test_a_judge_of_first_answers_is_held_to_their_lengths() -> None:
     samples = [
         [Sample([7] * a, True), Sample([7] * b, True)] for a, b in zip(first, second, strict=True)
     ]
-    ours = ModelAnswers({}, samples, [["a", "b"]] * 300, Sampling())
+    ours = ModelResponses({}, samples, [["a", "b"]] * 300, Sampling())
     longer = (first > theirs) + 0.5 * (first == theirs)
     ours_wins = np.where(random.random(300) < 0.3, 1.0, longer)  # else the longer answer wins
     rates = win_rates({"ai": ours_wins, "gold": ours_wins}, ours, answers(*theirs), seed=0)

@@ -81,6 +81,10 @@ def test_votes_travel_there_and_back(
     db = tmp_path / "labels.db"
     assert evaluate(run, "--to-db", str(db)) == 0
     assert printed(capsys)["queued"] == 2 * 4  # against the original, and against the rival
+    with Store(db) as store:  # answers that differ are chosen ones: not to be reused as samples
+        stored = [one for prompt in store.prompts() for one in store.responses(prompt.id)]
+    assert len(stored) > 8
+    assert {response.sampling for response in stored} == {None}
     assert evaluate(run, "--to-db", str(db)) == 0  # once more: nothing new
     assert printed(capsys)["queued"] == 0
     shares = dict(zip(others["rival"], [0.0, 0.0, 0.5, 0.0], strict=True))

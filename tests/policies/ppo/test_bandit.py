@@ -18,7 +18,7 @@ from policies.ppo.kl import ReferencePolicy
 from policies.ppo.rollout import (
     RolloutContext,
 )
-from policies.ppo.rollout_metrics import describe_rollout
+from policies.ppo.rollout_metrics import sample_metrics
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from policies.ppo.train import update
@@ -127,7 +127,7 @@ def test_a_gap_between_sampler_and_trainer_is_measured() -> None:
             accelerator, tokenizer, reward, None, {PROMPT.id: [0.0]}, sampling, settings.shaping, by
         )
         *found, _ = collect(context, model, rows, settings)
-        assert describe_rollout(accelerator, *found)["sampler_gap"] == pytest.approx(gap, abs=1e-5)
+        assert sample_metrics(accelerator, *found)["sampler_gap"] == pytest.approx(gap, abs=1e-5)
 
 
 def test_a_resident_reference_leads_to_the_tilted_distribution() -> None:

@@ -55,10 +55,13 @@ def test_a_sign_is_warned_of_once_and_stops_the_run_when_it_stays() -> None:
     bad = GOOD | {"length": 70.0}
     assert step(GOOD, step(bad, {})) == {}  # a good step in between starts the count again
     assert warnings == [
-        "Step 7.0: rewards are above the reference outputs' while the length is 70.00, 20.00 in "
-        "the reference outputs."
+        "Step 7.0: the length is 70.00 (reference outputs: 20.00) while rewards are above the "
+        "reference outputs'."
     ]
-    with pytest.raises(GuardError, match=r"for 2 steps now\n.*step-000005 is the last good"):
+    with pytest.raises(
+        GuardError,
+        match=r"it has lasted 2 steps \(--guards.patience 2\)\n.*step-000005 is the last good",
+    ):
         step(bad, step(bad, {}))
 
 
@@ -68,7 +71,7 @@ def test_a_run_ends_with_3_at_the_kl_ceiling(
     options = ("--guards.max-kl", "1e-9", "--guards.patience", "1", "--learning-rate", "1e-2")
     assert training.ppo(tmp_path / "ppo", *options, "--save-every", "1", steps=4) == 3
     words = " ".join(capsys.readouterr().err.split())
-    assert "the ceiling 1e-09" in words
+    assert "above --guards.max-kl 1e-09; it has lasted 1 step (--guards.patience 1)" in words
     assert "step-000001 is the last good checkpoint" in words
 
 
@@ -81,7 +84,7 @@ def test_an_audit_counts_until_the_next_one_and_no_doubtful_step_is_saved(
     assert training.ppo(out, *options, *unbraked, steps=5) == 3
     words = " ".join(capsys.readouterr().err.split())
     assert "Step 3: the KL is" in words
-    assert "for 2 steps now" in words
+    assert "it has lasted 2 steps" in words
     assert f"{out / 'checkpoints' / 'step-000001'} is the last good checkpoint" in words
     assert [row["step"] for row in metrics_of(out)] == [1, 2, 3]
     assert [path.name for path in (out / "checkpoints").glob("step-*")] == ["step-000001"]

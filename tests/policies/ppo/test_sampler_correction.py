@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead
 from policies.ppo.rollout import Episodes, Experience, RolloutContext
-from policies.ppo.rollout_metrics import describe_correction
+from policies.ppo.rollout_metrics import sampler_metrics
 from policies.ppo.settings import PPOSettings
 from policies.ppo.train import update
 from policies.ppo.update import Learner, StepData, reference_batch
@@ -145,7 +145,7 @@ def experience_of(settings: PPOSettings) -> tuple[Episodes, Experience, dict[str
     return (
         episodes,
         found,
-        describe_correction(context, episodes, found, settings.sampling.correction_cap),
+        sampler_metrics(context, episodes, found, settings.sampling.correction_cap),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.train import update
-from policies.ppo.update import Learner, StepData, reference_batch, split_minibatches, stack
+from policies.ppo.update import Learner, StepData, concatenate, reference_batch, split_minibatches
 from policies.reference.store import ReferenceRow, TopTokens
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_causal_lm, new_reward_model
@@ -172,7 +172,7 @@ def test_every_shuffle_deals_other_minibatches() -> None:
 def test_stacking_pads_prompts_left_and_responses_right() -> None:
     first = Sequences(pad_left([[1, 2, 3]], 0), pad_right([[4]], 0))
     second = Sequences(pad_left([[5]], 0), pad_right([[6, 7]], 0))
-    stacked = stack(first, second)
+    stacked = concatenate(first, second)
     assert stacked.prompts.ids.tolist() == [[1, 2, 3], [0, 0, 5]]
     assert stacked.prompts.mask.tolist() == [[True, True, True], [False, False, True]]
     assert stacked.responses.ids.tolist() == [[4, 0], [6, 7]]

@@ -20,6 +20,7 @@ from tests.servers.commands import RLHF, run_group, run_process, run_program
 VOWELS = "signal:tests.pipeline.signals:count_vowels"
 LETTERS = "signal:tests.pipeline.signals:count_letters"
 DEADLY = "signal:tests.pipeline.signals:count_or_die"
+SCALED = "signal:tests.pipeline.signals:count_scaled"
 BROKEN = "signal:tests.pipeline.signals:not_a_number"
 
 
@@ -173,6 +174,22 @@ def test_a_killed_run_leaves_no_mixture_and_goes_on(
     assert add(out, DEADLY) == 0
     assert first.stat().st_mtime_ns == kept
     assert rewards_in(out) == [count_vowels("", r.text) for r in open_store(out / "outputs").rows]
+
+
+def test_a_function_that_has_changed_replaces_its_own_rewards(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert add(out, SCALED) == 0
+    first = rewards_in(out)
+    monkeypatch.setenv("SCALE", "2")
+    assert add(out, SCALED) == 0  # by name they are the same
+    assert rewards_in(out) == first
+    for scale in (2, 3):
+        monkeypatch.setenv("SCALE", str(scale))
+        assert add(out, SCALED, "--replace-reward", "--shard", "1/2") == 0
+        assert set(rewards_in(out)) == {None}
+        assert add(out, SCALED, "--shard", "0/2") == 0
+        assert rewards_in(out) == [scale * reward for reward in first]
 
 
 def test_a_model_scores_a_store_in_one_precision(

@@ -16,7 +16,7 @@ from reward.scoring.texts import load_text_reward
 from rlhf.cli import main
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start_alone
-from rlhf.records.schema import Message, Prompt, Response
+from rlhf.records.schema import Message, Prompt, Response, Sampling
 from tests.pipeline.loop import SIGNAL
 from tests.pipeline.signals import count_vowels
 from tests.policies.conftest import Inputs
@@ -51,11 +51,13 @@ def test_all_or_none_at_random_and_never_more_than_there_are() -> None:
 def test_what_reads_the_same_is_ranked_once() -> None:
     prompt = Prompt.create((Message(role="user", content="How?"),), "train", "")
     said = [
-        Response(id=str(n), prompt_id=prompt.id, text=text, model="m")
+        Response(id=str(n), prompt_id=prompt.id, text=text, model="m", sampling=Sampling())
         for n, text in enumerate(["well", "so", "well", "so", "badly"])
     ]
     found = candidate(prompt, said, np.array([0.5, 1.0, 0.5, 1.0, -2.0]), 3.0)
     assert [response.id for response in found.responses] == ["0", "1", "4"]
+    # chosen ones are no samples of the model, and must not be reused as such
+    assert {response.sampling for response in found.responses} == {None}
     assert found.rewards.tolist() == [0.5, 1.0, -2.0]
     assert found.nats == 3.0
 

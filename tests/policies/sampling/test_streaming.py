@@ -3,13 +3,13 @@
 import pytest
 from accelerate.state import AcceleratorState
 
-from policies.sampling.responses import EMPTY_TEXT
 from policies.sampling.streaming import LocalModel
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import describe_model
 from rlhf.modeling.tokens import encode_prompt
 from rlhf.records.schema import Message, Prompt, Sampling
+from rlhf.records.wording import EMPTY_TEXT
 from tests.families import FAMILIES, build_family_model
 
 PROMPT = Prompt.create((Message(role="user", content="How was the trip?"),), "train", "live")

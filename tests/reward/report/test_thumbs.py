@@ -221,7 +221,7 @@ def test_the_page_and_the_last_sentence_tell_of_thumbs(trained):
     words = describe_report(settings, full)
     thumbs = report["judgements"]["thumbs"]["accuracy"]
     assert f"Of {thumbs['judgements']} held-out thumbs" in words
-    assert "the commoner answer would be right for" in words
+    assert "always giving the majority verdict would be right for" in words
     assert "Of 4 held-out responses that were all bad" in words
     up = sum(report["counts"][split]["thumbs_up"] for split in ("train", "test"))
     assert f" {up} thumbs up and {64 - up} down, 16 responses that were all bad, of" in words

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reward.scoring.passes import Group, lay_out, packed_passes, padded_passes
+from reward.scoring.passes import SharedPrefix, pack_pass, packed_passes, padded_passes
 
 SYSTEM = [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -18,9 +18,9 @@ def test_a_beginning_of_all_is_read_once_in_each_pass(prompts: list[str] | None)
     own = [[20], [21, 22, 23, 24], [25, 26], [27]]
     sequences = [SYSTEM + one for one in own]
     # 8 + 4 + 2 + 1 + 1
-    assert packed_passes(sequences, prompts, 100) == [[Group(8, [1, 2, 0, 3], 16)]]
+    assert packed_passes(sequences, prompts, 100) == [[SharedPrefix(8, [1, 2, 0, 3], 16)]]
     # 8 + 4 + 2, 8 + 1 + 1
-    expected = [[Group(8, [1, 2], 14)], [Group(8, [0, 3], 10)]]
+    expected = [[SharedPrefix(8, [1, 2], 14)], [SharedPrefix(8, [0, 3], 10)]]
     assert packed_passes(sequences, prompts, 14) == expected
 
 
@@ -28,12 +28,14 @@ def test_prompts_are_read_once_if_that_saves_more() -> None:
     first, second = [*SYSTEM, 9, 9, 9], [*SYSTEM, 10, 10, 10]
     sequences = [[*first, 20], [*second, 21], [*first, 22, 23], [*second, 24]]
     # 11 + 2 + 1 and 11 + 1 + 1: 27 tokens; with one beginning 8 + 5 + 4 + 4 + 4 = 25
-    assert packed_passes(sequences, ["a", "b", "a", "b"], 100) == [[Group(8, [2, 0, 1, 3], 25)]]
+    assert packed_passes(sequences, ["a", "b", "a", "b"], 100) == [
+        [SharedPrefix(8, [2, 0, 1, 3], 25)]
+    ]
     more = [*sequences, [*first, 25], [*second, 26]]
     # one more token each, and one more of 4 each: 29 and 33
-    expected = [[Group(11, [2, 0, 4], 15), Group(11, [1, 3, 5], 14)]]
+    expected = [[SharedPrefix(11, [2, 0, 4], 15), SharedPrefix(11, [1, 3, 5], 14)]]
     assert packed_passes(more, ["a", "b"] * 3, 100) == expected
-    row = lay_out(expected[0], more)
+    row = pack_pass(expected[0], more)
     assert row.ids.tolist() == [[*first, 22, 23, 20, 25, *second, 21, 24, 26]]
     assert row.reads.tolist() == [12, 13, 14, 26, 27, 28]
 
@@ -54,4 +56,4 @@ def test_sequences_with_little_in_common_are_padded() -> None:
     assert packed_passes([], None, 100) == []
     # 3 + 9 of 18 tokens are padding
     ragged = [[1] * 9, [2] * 3]
-    assert packed_passes(ragged, None, 100) == [[Group(8, [0], 9), Group(2, [1], 3)]]
+    assert packed_passes(ragged, None, 100) == [[SharedPrefix(8, [0], 9), SharedPrefix(2, [1], 3)]]

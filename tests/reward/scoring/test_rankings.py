@@ -173,3 +173,4 @@ def test_the_gain_of_an_ensemble_is_its_members_mean(tmp_path: Path) -> None:
     (tmp_path / "model" / "member-1").mkdir(parents=True)
     write_jsonl(tmp_path / "stage.json", [{"stage": "reward", "status": "done"}])
     assert training_gain(str(tmp_path)) == 3.0
+    assert training_gain(str(tmp_path), first_member=True) == 2.0

@@ -105,7 +105,7 @@ def test_verdicts_that_nobody_can_read_are_told() -> None:
         "kl": {"reverse": {"nats": 6.1, "standard_error": 0.4, "sequences": 128}},
     }
     assert describe_report(settings, report).splitlines()[2] == (
-        "97 of 128 verdicts of the AI judge could not be read and count for nothing; its words are "
+        "97 of 128 verdicts of the AI judge could not be read and are not counted; its replies are "
         "in judge.jsonl."
     )
 

@@ -130,7 +130,7 @@ def test_thumbs_have_sentences_of_their_own(tmp_path: Path) -> None:
     )
     assert lines[2:4] == [
         "Of 120 held-out thumbs it puts 75 % (95 % interval 66–83 %) on the right side of the "
-        "annotator's threshold; the commoner answer would be right for 64 %.",
+        "annotator's threshold; always giving the majority verdict would be right for 64 %.",
         "It read 402 rankings: 2 pairs, 300 thumbs up and 95 down, 5 responses that were all bad, "
         "of 400 prompts. Skipped: nothing.",
     ]

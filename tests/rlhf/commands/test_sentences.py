@@ -15,6 +15,7 @@ IMPORTED = {
     "new_rankings": 2303,
     "new_checks": 0,
     "checks_not_made": 0,
+    "unnamed_before": 0,
     "first_not_made": [],
     "replaced": 0,
     "unchanged": 0,
@@ -113,7 +114,8 @@ def test_a_judge_says_how_far_people_agree_with_it() -> None:
     assert sentences("annotate", {}, result) == [
         "judge:m ranked the responses of 1 prompt; 2 were ranked before.",
         "Its verdicts on 3 pairs were unreadable.",
-        "It agrees with people on 70 % (95 % interval 60–80 %) of the pairs (50 compared).",
+        "It orders 70 % (95 % interval 60–80 %) of the pairs as people did, averaged over 50 "
+        "prompts.",
         "Next: rlhf export --db labels.db --out rankings",
     ]
 

@@ -21,6 +21,7 @@ from rlhf.planning.price import (
     cost_of_loop,
     cost_of_seconds,
     cost_of_stages,
+    price_of_a_point,
 )
 from rlhf.records.jsonl import write_json
 from rlhf.run import rundir
@@ -74,6 +75,14 @@ def test_an_evaluation_adds_up_what_made_its_policy(chain: RunDir) -> None:
     assert list(cost_sentence(found)) == [
         "Cost: 10 device-hours at 3 each: 30, and 4.5 annotator-hours; 2.4 for a point of win rate."
     ]
+
+
+def test_equal_answers_count_one_half_in_the_price_of_a_point() -> None:
+    # people see 80 % on 40 prompts; with 40 equal answers that is 65 %: 15 points
+    people = {**rate(0.8), "n": 40, "same_answers": 40}
+    assert price_of_a_point(30.0, people) == 2.0
+    assert price_of_a_point(30.0, {**people, "same_answers": 0}) == 1.0
+    assert price_of_a_point(None, people) is price_of_a_point(30.0, None) is None
 
 
 def test_a_judge_that_did_not_train_the_policy_costs_it_nothing(tmp_path: Path) -> None:

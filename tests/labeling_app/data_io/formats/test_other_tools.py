@@ -97,6 +97,17 @@ def test_what_was_not_read_of_a_record_is_kept_with_it() -> None:
     ]
 
 
+def test_two_questions_about_the_responses_are_refused() -> None:
+    worst = {"value": "response_1", **BY_U1}
+    argilla = {**ARGILLA, "responses": {**ARGILLA["responses"], "worst": [worst]}}
+    task = copy.deepcopy(PAIRWISE)
+    result = task["annotations"][0]["result"]
+    result.append({**result[0], "from_name": "worst", "value": {"selected": "left"}})
+    for value, names in ((argilla, "preference, worst"), (task, "pw, worst")):
+        with pytest.raises(InputError, match=f"2 questions name the responses: {names}"):
+            read_entry(value, Defaults())
+
+
 @pytest.mark.parametrize("status", ["draft", "discarded"])
 def test_a_record_whose_answers_were_not_submitted_is_a_task(status: str) -> None:
     assert judged({**FLAT, "best.responses.status": [status] * 2}) == []

@@ -210,6 +210,23 @@ def test_stop_keeps_what_was_said(live, server, store):
     assert [card["ending"] for card in turn["cards"]] == ["Stopped", "Stopped"]
 
 
+def test_nothing_of_a_stopped_question_is_a_sample(live, server, store):
+    """Also not the answer that had ended: who stops chooses which lengths are kept."""
+    server.answers = ["one", "four **five** six"]  # the gate is after the first word
+    server.gate.clear()
+    live.answer("ann", {"op": "ask", "id": "t1", "text": "Hi?"})
+    deadline = time.monotonic() + 10
+    while not all(live.question("ann", "t1").texts) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)  # for the end of the first
+    assert live.answer("ann", {"op": "stop", "turn": "t1"})["ok"]
+    server.gate.set()
+    wait_until_over(live)
+    [record] = list(store.ranked_prompts())
+    assert {response.text.split()[0] for response in record.responses} == {"one", "four"}
+    assert {response.sampling for response in record.responses} == {None}
+
+
 @pytest.mark.parametrize(("ending", "said"), [("length", "Cut off at 40 tokens"), ("stop", "")])
 def test_an_answer_that_was_cut_off_says_so(live, server, ending, said):
     server.ending = ending

@@ -329,7 +329,7 @@ def test_refusals(tiny_model: Path, teacher: Path, outputs: Path, tmp_path: Path
     stored = ("--prompts", str(only_test), "--model", str(teacher), *SHORT)
     assert main(["reference", *stored, "--out", str(tmp_path / "reference")]) == 0
     said = refused(*command(teacher, tiny_model, tmp_path / "reference", out))
-    assert "has no training prompts" in said
+    assert "has no prompts of the split 'train', only" in said
     deep = build_tiny_model(tmp_path / "deep", seed=1)
     said = refused(*command(teacher, deep, tmp_path, out))
     assert "does not hold a finished reference stage" in said

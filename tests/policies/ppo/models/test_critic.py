@@ -17,7 +17,7 @@ from policies.ppo.models.critic import (
     ridge,
     warmup_targets,
 )
-from policies.ppo.rollout_metrics import describe_values
+from policies.ppo.rollout_metrics import value_metrics
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from rlhf.modeling.attention.packing import pack_prefixes
@@ -93,7 +93,7 @@ def test_returns_that_do_not_vary_have_no_metric() -> None:
         found = SimpleNamespace(
             response_mask=mask, returns=torch.tensor(returns), old_values=torch.zeros(2, 3)
         )
-        return describe_values(start("fp32", 0), found)
+        return value_metrics(start("fp32", 0), found)
 
     assert described([[0.7, 0.7, 9.0], [0.7, 0.0, 0.0]]) == {}
     # values of 0 leave all of the variance

@@ -14,7 +14,7 @@ from policies.evaluate.answer_order import split_by_model
 from policies.reference.store import ReferenceRow, ReferenceStore
 from policies.sampling.engines import frozen_model
 from policies.sampling.generate import Sample, encode_prompts
-from policies.sampling.responses import EMPTY_TEXT, as_response
+from policies.sampling.responses import as_response
 from policies.sampling.settings import Engine
 from rlhf.modeling.chat_template import end_token_ids, opens_thinking
 from rlhf.modeling.models import load_config
@@ -24,11 +24,12 @@ from rlhf.modeling.tokens import decode_response, encode_prompt, tokenizer_finge
 from rlhf.parallel.distributed import seed_all
 from rlhf.records.ranked import read_ranked_file
 from rlhf.records.schema import Prompt, RankedPrompt, Response, Sampling
+from rlhf.records.wording import EMPTY_TEXT
 from rlhf.run.metrics import progress
 
 
 @dataclass(frozen=True)
-class ModelAnswers:
+class ModelResponses:
     """One model and its answers to all prompts.
 
     Args:
@@ -61,9 +62,9 @@ class ModelAnswers:
 
 def stored_answers(
     groups: Sequence[tuple[ReferenceRow, ...]], store: ReferenceStore
-) -> ModelAnswers:
+) -> ModelResponses:
     """The reference outputs of each prompt."""
-    return ModelAnswers(
+    return ModelResponses(
         store.manifest["model"],
         [[Sample(row.response_ids, row.finished) for row in group] for group in groups],
         [[row.text for row in group] for group in groups],
@@ -87,13 +88,13 @@ def sample_answers(
     prompts: Sequence[list[int]],
     sampling: Sampling,
     how: Answering,
-) -> ModelAnswers:
+) -> ModelResponses:
     """Load a model and sample several answers to every prompt, given as token ids."""
     repeated = [ids for ids in prompts for _ in range(how.samples)]
     longest = max(map(len, prompts)) + sampling.max_new_tokens
     path, size = description["path"], how.batch_size
     loaded = frozen_model(how.engine, path, accelerator, tokenizer, longest, size)
-    with loaded as model, progress("sampling answers", total=len(repeated)) as bar:
+    with loaded as model, progress("sampling responses", total=len(repeated)) as bar:
         seed_all(sampling.seed)
         flat = model.sample(repeated, sampling, bar.advance)
     grouped = [flat[first : first + how.samples] for first in range(0, len(flat), how.samples)]
@@ -101,7 +102,7 @@ def sample_answers(
         [decode_response(tokenizer, sample.token_ids, ids) for sample in group]
         for ids, group in zip(prompts, grouped, strict=True)
     ]
-    return ModelAnswers(description, grouped, texts, sampling)
+    return ModelResponses(description, grouped, texts, sampling)
 
 
 def sample_rival(
@@ -111,7 +112,7 @@ def sample_rival(
     policy_tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
     how: Answering,
-) -> ModelAnswers:
+) -> ModelResponses:
     """Load another model with its own tokenizer and sample answers to the same prompts.
 
     Its answers are re-encoded with the policy's tokenizer, so that lengths are comparable and the
@@ -135,7 +136,7 @@ def sample_rival(
         )
     ]
     theirs = {**description, "tokenizer": tokenizer_fingerprint(policy_tokenizer)}
-    return ModelAnswers(theirs, rewritten, found.texts, sampling)
+    return ModelResponses(theirs, rewritten, found.texts, sampling)
 
 
 def _rewrite(
@@ -147,7 +148,7 @@ def _rewrite(
     return Sample([*ids, *end], sample.finished)
 
 
-def as_records(prompts: Sequence[Prompt], models: Sequence[ModelAnswers]) -> list[RankedPrompt]:
+def as_records(prompts: Sequence[Prompt], models: Sequence[ModelResponses]) -> list[RankedPrompt]:
     """Every prompt with the answers of all models, in their order."""
     answers = [model.responses(prompts) for model in models]
     return [
@@ -158,7 +159,7 @@ def as_records(prompts: Sequence[Prompt], models: Sequence[ModelAnswers]) -> lis
     ]
 
 
-def read_sampled(file: Path, samples: int, *, has_rival: bool) -> dict[str, ModelAnswers]:
+def read_sampled(file: Path, samples: int, *, has_rival: bool) -> dict[str, ModelResponses]:
     """Read the policy's and the rival's answers of an interrupted evaluation."""
     rows = [
         split_by_model(record.responses, samples, has_rival=has_rival)
@@ -169,9 +170,9 @@ def read_sampled(file: Path, samples: int, *, has_rival: bool) -> dict[str, Mode
     }
 
 
-def _as_answers(rows: Sequence[Sequence[Response]]) -> ModelAnswers:
+def _as_answers(rows: Sequence[Sequence[Response]]) -> ModelResponses:
     one = rows[0][0]
-    return ModelAnswers(
+    return ModelResponses(
         {
             "path": one.model,
             "hash": str(one.model_fingerprint),
