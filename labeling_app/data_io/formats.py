@@ -40,8 +40,6 @@ from rlhf.records.schema import (
 )
 from rlhf.records.wording import counted
 
-UNNAMED = "imported"  # who judged where a file does not say it
-
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
@@ -113,7 +111,7 @@ def _build(
     kind = value.get("kind") or defaults.kind or judged.kind
     if kind not in ("human", "ai", "signal"):
         raise InputError(f"Unknown kind of annotator {kind!r}", "Use human, ai or signal.")
-    unnamed = UNNAMED if kind == "human" else f"{UNNAMED}-{kind}"
+    unnamed = "imported" if kind == "human" else f"imported-{kind}"
     named = value.get("annotator") or defaults.annotator
     annotator = str(named or unnamed)
     rankings = []

@@ -12,7 +12,7 @@ from typing import Literal
 from sqlite_utils import Database
 
 from labeling_app.data_io.fields import MAX_NAMES
-from labeling_app.data_io.formats import UNNAMED, Defaults, Entry, read_entry
+from labeling_app.data_io.formats import Defaults, Entry, read_entry
 from labeling_app.data_io.lines.stated import COLUMNS_EXAMPLE, EXAMPLES
 from labeling_app.data_io.reading import TABLES, Part, is_hub_name, read_rows
 from labeling_app.data_io.repeats import Repeats
@@ -170,7 +170,7 @@ def _store_entry(
     if entry.check is None:
         new = store.add_rankings(entry.rankings, import_id=import_id, made=entry.made)
         report.new_rankings += new
-        if any(ranking.annotator == UNNAMED for ranking in entry.rankings):
+        if entry.is_unnamed:
             report.unnamed_before += len(entry.rankings) - new
     else:
         check = Check(

@@ -77,12 +77,12 @@ def items_of_step(
         dp_size: how many parts there are.
     """
     positions = range((step - 1) * per_step + dp_rank, step * per_step, dp_size)
-    places = [divmod(position, len(items)) for position in positions]
+    epochs_and_indices = [divmod(position, len(items)) for position in positions]
     orders = {
         epoch: torch.randperm(len(items), generator=torch.Generator().manual_seed(seed + epoch))
-        for epoch in {epoch for epoch, _ in places}
+        for epoch in {epoch for epoch, _ in epochs_and_indices}
     }
-    return [items[int(orders[epoch][place])] for epoch, place in places]
+    return [items[int(orders[epoch][index])] for epoch, index in epochs_and_indices]
 
 
 def choose_reference_rows(
@@ -129,7 +129,7 @@ def equalize_batch_count(accelerator: Accelerator, parts: list[Tensor]) -> list[
     wanted = int(global_max(accelerator, len(parts)))
     parts = list(parts)
     while len(parts) < wanted:
-        fullest = max(range(len(parts)), key=lambda place: len(parts[place]))
+        fullest = max(range(len(parts)), key=lambda index: len(parts[index]))
         parts[fullest : fullest + 1] = parts[fullest].tensor_split(2)
     return parts
 
@@ -145,7 +145,7 @@ def trim_padding(sequences: Sequences, tokens: int | None) -> Sequences:
 def in_length_order(
     sequences: Sequences, size: int, tokens: int | None = None
 ) -> Iterator[tuple[Tensor, Sequences]]:
-    """Batches of rows of similar length, shortest first: their places, and the rows themselves.
+    """Batches of rows of similar length, shortest first: their indices, and the rows themselves.
 
     Both are in main memory.
 
@@ -165,11 +165,11 @@ class PaddingMap:
     """Moves values of real tokens to where another padding of the same rows has these tokens.
 
     Attributes:
-        places: of each value in the rows laid end to end; 0 at padding.
+        source_indices: of each value in the rows laid end to end; 0 at padding.
         mask: real tokens of the other padding.
     """
 
-    places: Int[Tensor, "B W"]
+    source_indices: Int[Tensor, "B W"]
     mask: Bool[Tensor, "B W"]
 
     @classmethod
@@ -190,13 +190,13 @@ class PaddingMap:
         """
         numbers = torch.arange(mask.numel()).view_as(mask)
         chosen = slice(None) if rows is None else rows
-        places = torch.zeros(other.shape, dtype=torch.long)
-        places[other] = numbers[chosen][mask[chosen]]
-        return cls(send(places, device), send(other, device))
+        source_indices = torch.zeros(other.shape, dtype=torch.long)
+        source_indices[other] = numbers[chosen][mask[chosen]]
+        return cls(send(source_indices, device), send(other, device))
 
     def __call__(self, values: Shaped[Tensor, "N R *K"]) -> Shaped[Tensor, "B W *K"]:
-        """The values at their new places; 0 at padding."""
-        moved = values.flatten(0, 1)[self.places]
+        """The values at their new positions; 0 at padding."""
+        moved = values.flatten(0, 1)[self.source_indices]
         padding = ~self.mask
         return moved.masked_fill(padding.view(*padding.shape, *[1] * (moved.dim() - 2)), 0)
 
@@ -247,8 +247,8 @@ def read_chunks(
 
 def _texts(path: Path) -> Iterator[str]:
     is_plain = path.name.endswith(PLAIN_TEXT)
-    for place, line in read_lines(path):
-        yield line.strip() if is_plain else text_of(line, place)
+    for location, line in read_lines(path):
+        yield line.strip() if is_plain else text_of(line, location)
 
 
 def chunks_per_step(settings: PPOSettings, processes: int) -> int:
@@ -287,6 +287,6 @@ class StepTexts:
 
     def of_step(self, step: int) -> Sequences:
         """This process's texts in a step, counted from 1."""
-        place = {"dp_rank": self.dp_rank, "dp_size": self.dp_size}
-        chunks = items_of_step(self.chunks, step, self.per_step, self.seed, **place)
+        rank = {"dp_rank": self.dp_rank, "dp_size": self.dp_size}
+        chunks = items_of_step(self.chunks, step, self.per_step, self.seed, **rank)
         return stack_chunks(chunks, self.pad_id, self.device)

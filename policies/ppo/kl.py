@@ -55,8 +55,8 @@ def reference_policy(
     def score(model: PolicyAndCritic, sequences: Sequences) -> Tensor:
         policy: Any = model.policy
         with without_adapters(policy) if resident is None else nullcontext():
-            found = response_log_probs(resident or policy, sequences, temperature)
-        return found.first(sequences.responses.mask)
+            token_log_probs = response_log_probs(resident or policy, sequences, temperature)
+        return token_log_probs.first(sequences.responses.mask)
 
     return score
 
@@ -130,12 +130,12 @@ def audit(
     score = reference_policy(source, store, accelerator, sharding)
     assert score is not None
     size = settings.batch.micro_batch_size
-    found = measure_reference(accelerator, model, score, sequences, size, sharding)
+    reference = measure_reference(accelerator, model, score, sequences, size, sharding)
     del score
     if sharding.shards_weights:
         gc.collect()  # FSDP's modules and their hooks refer to each other
     mask = sequences.responses.mask
-    return reverse_kl_metrics(accelerator, log_probs, found, mask, "kl_audit")
+    return reverse_kl_metrics(accelerator, log_probs, reference, mask, "kl_audit")
 
 
 @torch.no_grad()
@@ -153,6 +153,6 @@ def measure_reference(
     with accelerator.autocast():
         for (rows, part), _ in sharding.equal_calls(accelerator, parts):
             here = send(rows, accelerator.device)
-            found = score(model, part.to(accelerator.device))
-            log_probs[here, : found.shape[1]] = found
+            batch_log_probs = score(model, part.to(accelerator.device))
+            log_probs[here, : batch_log_probs.shape[1]] = batch_log_probs
     return log_probs

@@ -85,7 +85,7 @@ def sampler_metrics(
     moments = global_sum(accelerator, masked_moments(weights, mask))
     count, total, squares = moments.clamp(min=1e-12).tolist()
     capped = global_sum(accelerator, ((weights >= cap) & mask).sum())
-    found = {
+    metrics = {
         "sampler/capped_fraction": float(capped) / count,
         "sampler/effective_sample_size": total**2 / (count * squares),
     }
@@ -94,8 +94,8 @@ def sampler_metrics(
             experience.old_log_probs, episodes.sampler_log_probs, episodes.mask, cap
         )
         sums = global_sum_dict(accelerator, {"masked": (~near).sum(), "responses": len(near)})
-        found["sampler/masked_fraction"] = sums["masked"] / sums["responses"]
-    return found
+        metrics["sampler/masked_fraction"] = sums["masked"] / sums["responses"]
+    return metrics
 
 
 def value_metrics(accelerator: Accelerator, experience: Experience) -> dict[str, float]:
@@ -112,5 +112,5 @@ def value_metrics(accelerator: Accelerator, experience: Experience) -> dict[str,
         float(squares / count - (total / count) ** 2) for count, total, squares in moments
     )
     count, _, squares = moments[0]
-    found = explained_share(residual, returns, float(squares / count))
-    return {} if found is None else {"value/explained_variance": found}
+    share = explained_share(residual, returns, float(squares / count))
+    return {} if share is None else {"value/explained_variance": share}

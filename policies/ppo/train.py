@@ -194,7 +194,7 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
                 settings.guards,
                 state.guard_counts,
                 newest,
-                lambda words: accelerator.print(words, file=sys.stderr),
+                lambda message: accelerator.print(message, file=sys.stderr),
             )
             if step_kl is not None:
                 episodes = settings.batch.episodes_per_step

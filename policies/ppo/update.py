@@ -242,8 +242,8 @@ def compute_gradients(
     # one autocast for all micro-batches casts weights once; copies of sharded ones would stay
     is_sharded = is_zero(model) or isinstance(model, FSDPModule)
     with nullcontext() if is_sharded else accelerator.autocast():
-        for place, part in enumerate(parts):
-            with accumulating(accelerator, model, last=place == len(parts) - 1):
+        for index, part in enumerate(parts):
+            with accumulating(accelerator, model, last=index == len(parts) - 1):
                 losses = compute_losses(learner, data, part)
                 loss = losses.policy + settings.critic.coefficient * losses.value
                 loss = loss / counts.responses.clamp(min=1)

@@ -194,6 +194,16 @@ def test_the_pages_say_how_peoples_labels_did(monkeypatch: pytest.MonkeyPatch) -
     assert f"it agrees with {interval(bare)}" in page
     moved = [run["nats_per_token"] for run in result["runs"]]
     assert f"{min(moved):.2f}–{max(moved):.2f} nats per token" in page
+    _, later, last = result["lengths"]
+    own = [f"{100 * one['reward']['value']:.0f}" for one in (later, last)]
+    assert (
+        f"The first seed wins {interval(later['judge'])} after {later['steps']} steps and "
+        f"{interval(last['judge'])} after {last['steps']}, by its own reward model "
+        f"{' and '.join(own)} %"
+    ) in page
+    shares = [100 * one["template"]["policy"]["share"] for one in (last, later)]
+    assert f"{shares[0]:.1f} % of the responses have the same four words" in page
+    assert f"which {shares[1]:.1f} % have after {later['steps']}" in page
     praise = "All three seeds meet every criterion set beforehand"
     assert (praise in page) == all(map(is_met, result["runs"]))
     for sample in result["samples"]:

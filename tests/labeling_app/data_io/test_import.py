@@ -184,7 +184,7 @@ def test_fields_that_are_not_read_are_named_once_with_their_lines(tmp_path, run_
     path, db = write(tmp_path / "in.jsonl", lines), tmp_path / "new.db"
     assert main(["import", str(path), str(path), "--db", str(db)]) == 0
     said = "Fields that were not read: topic (4 lines), promt (2 lines), score_chosen (2 lines)."
-    assert capsys.readouterr().out.splitlines()[1] == said
+    assert said in capsys.readouterr().out.splitlines()
     assert run_json("import", path, "--db", db)["ignored_fields"] == {
         "promt": 1, "topic": 2, "score_chosen": 1
     }  # fmt: skip
@@ -231,22 +231,6 @@ def test_importing_twice_changes_nothing(tmp_path, run_json):
     assert first["new_prompts"] == 1  # all ten formats say "Hi?"
     assert (second["new_prompts"], second["new_responses"], second["new_rankings"]) == (0, 0, 0)
     assert second["in_db"] == first["in_db"]
-
-
-def test_an_unnamed_person_who_agrees_with_another_is_told_of(tmp_path, capsys):
-    header = "prompt,answer_a,answer_b,preferred\n"
-    (tmp_path / "ann.csv").write_text(f"{header}Hi?,no,yes,b\nSo?,no,yes,b\n")
-    (tmp_path / "bob.csv").write_text(f"{header}Hi?,no,yes,b\nSo?,no,yes,a\n")
-    command = ["import", "--db", str(tmp_path / "labels.db")]
-    assert main([*command, str(tmp_path / "ann.csv")]) == 0
-    assert "unnamed person" not in capsys.readouterr().out
-    assert main([*command, str(tmp_path / "bob.csv")]) == 0
-    assert (
-        "1 ranking of an unnamed person was there already. If somebody else made these, add "
-        "--annotator NAME."
-    ) in capsys.readouterr().out
-    assert main([*command, str(tmp_path / "bob.csv"), "--annotator", "bob"]) == 0
-    assert "Imported 2 rankings" in capsys.readouterr().out
 
 
 def test_split_and_source_of_lines_that_do_not_say_it(tmp_path, run_json):

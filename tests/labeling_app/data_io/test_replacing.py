@@ -248,3 +248,19 @@ def test_a_file_whose_source_has_an_older_name_is_read_once(store, add, tmp_path
     assert (report.lines, report.new_prompts) == (3, 3)
     assert {one.source for one in store.prompts()} == {"judged.csv"}
     assert len(shares) == 4  # a header and three rows
+
+
+def test_an_unnamed_person_who_agrees_with_another_is_told_of(tmp_path, capsys):
+    header = "prompt,answer_a,answer_b,preferred\n"
+    (tmp_path / "ann.csv").write_text(f"{header}Hi?,no,yes,b\nSo?,no,yes,b\n")
+    (tmp_path / "bob.csv").write_text(f"{header}Hi?,no,yes,b\nSo?,no,yes,a\n")
+    command = ["import", "--db", str(tmp_path / "labels.db")]
+    assert main([*command, str(tmp_path / "ann.csv")]) == 0
+    assert "unnamed person" not in capsys.readouterr().out
+    assert main([*command, str(tmp_path / "bob.csv")]) == 0
+    assert (
+        "1 ranking of an unnamed person was there already. If somebody else made these, add "
+        "--annotator NAME."
+    ) in capsys.readouterr().out
+    assert main([*command, str(tmp_path / "bob.csv"), "--annotator", "bob"]) == 0
+    assert "Imported 2 rankings" in capsys.readouterr().out

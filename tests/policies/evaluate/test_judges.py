@@ -56,9 +56,11 @@ def test_a_judge_is_told_what_the_system_turn_says(tmp_path: Path) -> None:
     with JudgeServer() as server:
         endpoint = Endpoint(url=server.url, model="m")
         judge = AIJudge(endpoint=endpoint, rubric="", parallel=1, log=tmp_path / "judge.jsonl")
-        judge.wins([Prompt.create(turns, "test", "")], answers("long"), answers("short"))
-    [line, _] = (tmp_path / "judge.jsonl").read_text().splitlines()
-    assert "# Request\nBe brief.\n\nWhy?" in json.loads(line)["request"][0]["content"]
+        prompts = [Prompt.create(turns, "test", "")] * NUM_PROMPTS
+        judge.wins(prompts, answers("long"), answers("short"))
+    lines = (tmp_path / "judge.jsonl").read_text().splitlines()
+    asked = [json.loads(line)["request"][0]["content"] for line in lines]
+    assert all("# Request\nBe brief.\n\nWhy?" in words for words in asked)
 
 
 def test_the_same_answer_of_two_models_is_an_exact_tie() -> None:

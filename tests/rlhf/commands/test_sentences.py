@@ -163,7 +163,7 @@ def test_an_export_says_who_ranked_and_which_command_reads_it() -> None:
             "token",
             {"program": "ann", "token": "t"},
             [
-                "The program ann may send feedback; earlier tokens of it are void.",
+                "The program ann may send feedback; its earlier tokens no longer work.",
                 "The token, shown only now: t",
             ],
         ),

@@ -206,7 +206,7 @@ def test_a_loop_is_shown_with_the_stages_of_its_rounds(tmp_path: Path, capsys) -
             "wins 100 % (too few prompts for an interval) by gold",
         ),
         ({"reward": {"first": -0.25, "last": 0.5}}, "reward -0.25 → 0.50 in 2 steps"),
-        ({"rows": 24, "prompts": 12}, "24 answers to 12 prompts"),
+        ({"rows": 24, "prompts": 12}, "24 responses to 12 prompts"),
         ({"accuracy": None}, "2 steps"),
     ],
 )
