@@ -3,11 +3,13 @@
 The utilization of a phase is what the formulas of `rlhf.planning.forecast` count for that run, over
 its seconds and the rate of a matrix product: padding, waiting and what the formulas leave out are
 in it. Distillation has one clock for sampling and training, whose utilizations keep the ratio that
-is assumed. What remains of a run's time is beginning and end.
+is assumed. Of PPO the first step, which also allocates memory, is left out where there are others.
+What remains of a run's time is beginning and end.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 from rlhf.config import read_settings_file
@@ -163,7 +165,11 @@ def _clocks_of(run: RunDir, stage: str, report: dict[str, Any]) -> Clocks:
         return {(phase,): report["phases"][f"{phase}_seconds"] for phase in phases}
     rows = read_metrics(run.metrics_file)
     if stage == "ppo":
-        return {(phase,): sum(row[clock] for row in rows) for phase, clock in CLOCKS.items()}
+        usual = rows[1:] or rows
+        return {
+            (phase,): len(rows) * fmean(row[clock] for row in usual)
+            for phase, clock in CLOCKS.items()
+        }
     whole: tuple[Phase, ...] = ("sampling", "training") if stage == "distill" else ("training",)
     return {whole: sum(row["seconds"] for row in rows)}
 
