@@ -1,10 +1,10 @@
 """How processes of a group end, and what a signal cannot break off."""
 
-import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -27,30 +27,35 @@ def test_a_process_of_a_group_ends_with_its_code_its_words_and_what_was_register
     assert done.stderr == "of an error"
 
 
-def test_a_short_block_is_not_broken_off_by_a_signal() -> None:
-    caught = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
-    try:
-        with without_signals():
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGINT)
-        assert caught == []
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert caught == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    with pytest.raises(KeyboardInterrupt):
+@pytest.fixture
+def caught() -> Iterator[list[int]]:
+    """The signals that arrive, whatever the process that started this one ignores."""
+    numbers: list[int] = []
+    both = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(one, lambda number, frame: numbers.append(number)) for one in both]
+    yield numbers
+    for one, handler in zip(both, before, strict=True):
+        signal.signal(one, handler)
+
+
+def test_a_short_block_is_not_broken_off_by_a_signal(caught: list[int]) -> None:
+    with without_signals():
+        signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
+    assert caught == []
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+    assert caught == [signal.SIGTERM, signal.SIGINT]
 
 
-def test_another_thread_which_gets_no_signals_is_left_as_it_is() -> None:
-    done = []
+def test_another_thread_which_gets_no_signals_is_left_as_it_is(caught: list[int]) -> None:
+    handler, found = signal.getsignal(signal.SIGINT), []
 
     def work() -> None:
         with without_signals():
-            done.append(signal.getsignal(signal.SIGINT))
+            found.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert done == [signal.default_int_handler]
+    assert found == [handler]

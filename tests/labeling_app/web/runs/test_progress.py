@@ -137,16 +137,16 @@ def test_a_command_without_a_run_folder_counts_too(file: LoopFile) -> None:
 
 def test_a_part_of_a_stage_says_what_is_left_of_that_part(file: LoopFile) -> None:
     folder = make_round(file.out, 0, evaluate="running") / "evaluate"
-    part = counted("sampling answers", 1024, 2048, 50.0, is_stage=False)
-    write_beat(folder, "sampling answers", part)
+    part = counted("sampling responses", 1024, 2048, 50.0, is_stage=False)
+    write_beat(folder, "sampling responses", part)
     before = [entry(0, name, 30.0) for name in FIRST[:-1]]
     write_commands(file, *before, entry(0, "evaluate", None))
     found = stages(file, 0)["evaluate"]
-    assert found.doing == "sampling answers, 1,024 of 2,048, about 40 s left of this part"
+    assert found.doing == "sampling responses, 1,024 of 2,048, about 40 s left of this part"
     assert (found.share, found.left_seconds) == (0.5, None)  # nothing tells what follows
 
     folder = make_round(file.out, 1, evaluate="running") / "evaluate"
-    write_beat(folder, "sampling answers", part)
+    write_beat(folder, "sampling responses", part)
     later = [*before, *(entry(1, name, 30.0) for name in LATER[:-1]), entry(1, "evaluate", None)]
     for took, left in ((100.0, 70), (60.0, 40)):  # at least that of the part
         write_commands(file, entry(0, "evaluate", took), *later)

@@ -60,8 +60,8 @@ def test_every_stage_of_a_run_counts(
         ("reward", "training the reward model"): True,
         ("reference", "writing reference outputs"): True,
         ("ppo", "training the policy"): True,
-        ("evaluate", "sampling answers"): False,
-        ("evaluate", "scoring answers"): False,
+        ("evaluate", "sampling responses"): False,
+        ("evaluate", "scoring responses"): False,
         ("evaluate", "measuring log-probs"): False,
     }
     for (stage, title), is_stage in of_stages.items():
@@ -73,8 +73,8 @@ def test_every_stage_of_a_run_counts(
     totals = {title: writes.counts(stage, title)[0]["total"] for stage, title in of_stages}
     assert totals["writing reference outputs"] == 24  # two for each of 12 prompts
     assert totals["training the policy"] == 4
-    assert totals["sampling answers"] == 8  # two for each of four test prompts
-    assert totals["scoring answers"] == 8  # the stored ones have their rewards
+    assert totals["sampling responses"] == 8  # two for each of four test prompts
+    assert totals["scoring responses"] == 8  # the stored ones have their rewards
     second = next(one for one in writes.counts("ppo", "training the policy") if one["done"] == 2)
     first = next(one for one in writes.counts("ppo", "training the policy") if one["done"] == 1)
     passed = second["at"] - first["at"]
