@@ -35,9 +35,9 @@ NEW_TOKENS = 32
 HELD_OUT = 8
 BATCH = 8
 EPISODES = 16
-SHORT = {"rankings": 16, "prompts": 16, "steps": 2}
+SHORT = {"rankings": 16, "prompts": 16, "steps": 4}  # the first two steps of PPO are slower
 LONG = {"rankings": 96, "prompts": 192, "steps": 12}
-QUICK = {"rankings": 32, "prompts": 48, "steps": 4}
+QUICK = {"rankings": 32, "prompts": 48, "steps": 6}
 
 Sizes = dict[str, int]
 Row = dict[str, Any]

@@ -3,8 +3,8 @@
 The utilization of a phase is what the formulas of `rlhf.planning.forecast` count for that run, over
 its seconds and the rate of a matrix product: padding, waiting and what the formulas leave out are
 in it. Distillation has one clock for sampling and training, whose utilizations keep the ratio that
-is assumed. Of PPO the first step, which also allocates memory, is left out where there are others.
-What remains of a run's time is beginning and end.
+is assumed. Of PPO the first two steps, in which memory is allocated, are left out where there are
+others. What remains of a run's time is beginning and end.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 
 STAGES = ("reward", "reference", "ppo", "sft", "dpo", "distill")
+ALLOCATING_STEPS = 2  # whose updates took up to twice as long on a CPU
 COMMANDS = "train-reward, reference, ppo, sft, dpo or distill"
 CLOCKS: dict[Phase, str] = {
     "sampling": "seconds/sample",
@@ -165,7 +166,7 @@ def _clocks_of(run: RunDir, stage: str, report: dict[str, Any]) -> Clocks:
         return {(phase,): report["phases"][f"{phase}_seconds"] for phase in phases}
     rows = read_metrics(run.metrics_file)
     if stage == "ppo":
-        usual = rows[1:] or rows
+        usual = rows[ALLOCATING_STEPS:] or rows[-1:]
         return {
             (phase,): len(rows) * fmean(row[clock] for row in usual)
             for phase, clock in CLOCKS.items()
