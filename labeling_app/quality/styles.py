@@ -14,10 +14,10 @@ import numpy as np
 from scipy.special import expit
 
 from labeling_app.rankings.preferences import fit_preferences
+from rlhf.run.intervals import NORMAL_975
 
 PROPERTIES = ("is twice as long", "has a list", "hedges", "refuses")
 MIN_PROMPTS = 20  # with pairs that differ in a property; with fewer, intervals are too narrow
-NORMAL = 1.959964  # of 95 %
 OPENING = 160  # characters in which a refusal says so
 
 _ITEM = re.compile(r"^ {0,3}(?:[-*+•]|\d{1,3}[.)])\s+\S", re.MULTILINE)
@@ -93,7 +93,7 @@ def what_wins(
     chances: dict[int, tuple[float, float, float]] = {}
     if fitted is not None:
         for column, weight, variance in zip(known, fitted[0], np.diag(fitted[1]), strict=True):
-            half = NORMAL * sqrt(variance)
+            half = NORMAL_975 * sqrt(variance)
             low, value, high = (float(expit(weight + d)) for d in (-half, 0.0, half))
             chances[column] = value, low, high
     return [

@@ -20,6 +20,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from rlhf.run.intervals import share_of
+
 Tiers = Sequence[Sequence[str]]
 Interval = tuple[float, float | None, float | None]
 MIN_VALUES = 5  # that of `rlhf.run.intervals`, for the same reason
@@ -221,16 +223,10 @@ def mean_interval(
 
 
 def _of_equal_values(value: float, number: int, lowest: float) -> Interval:
-    low, high = _wilson((value - lowest) / (1 - lowest), number)
-    return value, lowest + (1 - lowest) * low, lowest + (1 - lowest) * high
-
-
-def _wilson(share: float, number: int) -> tuple[float, float]:
-    z2 = 1.959964**2
-    middle = (share + z2 / (2 * number)) / (1 + z2 / number)
-    spread = math.sqrt(z2 * share * (1 - share) / number + (z2 / (2 * number)) ** 2)
-    half = spread / (1 + z2 / number)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    rate = share_of((value - lowest) / (1 - lowest) * number, number)
+    assert rate is not None  # of at least one value
+    low, high = (lowest + (1 - lowest) * rate[end] for end in ("low", "high"))
+    return value, low, high
 
 
 def top_share_by_position(rankings: Sequence[tuple[Tiers, Sequence[str]]]) -> list[Interval]:

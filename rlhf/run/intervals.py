@@ -28,7 +28,7 @@ def outcome(rate: Mapping[str, Any]) -> Outcome:
     return "worse" if high < 0.5 else "unproven"
 
 
-def share_of(successes: int, number: int) -> dict[str, float] | None:
+def share_of(successes: float, number: int) -> dict[str, float] | None:
     """A share with its 95 % interval (Wilson, 1927), as `value`, `low` and `high`; None of none.
 
     (p + z²/2n ± z √(p (1 − p) / n + z²/4n²)) / (1 + z²/n)
