@@ -43,13 +43,16 @@ from rlhf.parallel.distributed import from_main, global_sum, precision_of, start
 from rlhf.parallel.sharding import Sharding
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.planning.price import cost_of
+from rlhf.ranks import is_restart
 from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import progress
 from rlhf.run.rundir import RunDir, require_done
 from rlhf.run.telemetry.job_clock import job_clock
 from rlhf.run.watchdog import watching
 
-TIMES_REPLACED = "rewards_replaced"  # in the manifest: of a function by the same function
+# In the manifest, of functions and endpoints, which may change under their names:
+TIMES_REPLACED = "rewards_replaced"  # how often --replace-reward has begun
+REPLACING = "replacing"  # by which one, until all shards have its rewards
 
 
 def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
@@ -67,17 +70,17 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     description = describe_rewards([settings.reward], manifest["model"])["reward"]
     precision = precision_of(accelerator)
     stored, wanted = manifest["reward"], {**description, "precision": precision}
+    begins = _begins_again(settings, manifest, description["hash"])
+    if stored is not None and not begins and _is_wanted(stored, wanted, settings):
+        return run.read_report()
     if stored is not None:
-        is_wanted = _is_wanted(stored, wanted, settings)
-        # the weights of a model are known; a function or endpoint may have changed
-        if is_wanted and (is_model(settings.reward) or not settings.replace_reward):
-            return run.read_report()
         _require_replacing(settings, stored, wanted)
         manifest = {**manifest, "reward": None}
-        if is_wanted:
-            manifest[TIMES_REPLACED] = manifest.get(TIMES_REPLACED, 0) + 1
-        if accelerator.is_main_process:
-            write_json(run.outputs / MANIFEST, manifest)
+    if begins:
+        times = manifest.get(TIMES_REPLACED, 0) + 1
+        manifest = {**manifest, TIMES_REPLACED: times, REPLACING: description["hash"]}
+    if (stored is not None or begins) and accelerator.is_main_process:
+        write_json(run.outputs / MANIFEST, manifest)
     accelerator.wait_for_everyone()
     key = _shard_key(description, precision, manifest)
     reader = description if reads_tokens(settings.reward) else manifest["model"]
@@ -152,12 +155,19 @@ class _Scorer:
 
 
 def _shard_key(description: Mapping[str, str], precision: str, manifest: Mapping[str, Any]) -> str:
-    """What marks a shard as scored: also how often a function's rewards were replaced by its own.
-
-    A function or endpoint may have changed under its name.
-    """
+    """What marks a shard as scored: of a function or endpoint also which replacement scored it."""
     key, times = reward_key(description, precision), manifest.get(TIMES_REPLACED, 0)
     return key if is_model(description["path"]) or not times else f"{key} #{times}"
+
+
+def _begins_again(settings: ReferenceSettings, manifest: Mapping[str, Any], hash_: str) -> bool:
+    """Whether --replace-reward scores all again; else it goes on where it was stopped.
+
+    The weights of a model are known; a function or endpoint may have changed under its name.
+    """
+    assert settings.reward is not None
+    changes = settings.replace_reward and not is_model(settings.reward)
+    return changes and manifest.get(REPLACING) != hash_ and not is_restart()
 
 
 def _is_wanted(
@@ -224,7 +234,8 @@ def _record_rewards(
     described = {key: value for key, value in reward.items() if key != "precision"}
     write_json(run.stage_file, {**stage, "inputs": {**stage["inputs"], "reward": described}})
     write_json(run.report_json, {**report, "reward": described, "cost": cost})
-    write_json(run.outputs / MANIFEST, {**manifest, "reward": reward, "shards": shards})
+    done = {key: value for key, value in manifest.items() if key != REPLACING}
+    write_json(run.outputs / MANIFEST, {**done, "reward": reward, "shards": shards})
 
 
 def is_scored_by(store: ReferenceStore, model: Reward, precision: str) -> bool:

@@ -75,7 +75,8 @@ class ReferenceSettings(GroupSettings):
     http(s):// address, and store the scores with them. Without --prompts and --model: score the
     outputs that --out already holds."""
     replace_reward: bool = False
-    """Overwrite the stored scores of another reward."""
+    """Overwrite stored scores: those of another reward, or of the same function or endpoint, which
+    may have changed."""
     inspect: bool = False
     """Describe what --out holds, and exit."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)

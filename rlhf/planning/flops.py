@@ -15,6 +15,7 @@ Letters: T tokens of a pass, N positions whose logits are read, d hidden size, V
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from statistics import fmean
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -268,7 +269,8 @@ def experts_of(part: nn.Module, config: Any) -> list[nn.Parameter]:
 
 
 def _experts_per_token(config: Any) -> int:
-    return next((one for name in EXPERTS_PER_TOKEN if (one := getattr(config, name, None))), 0)
+    found = next((one for name in EXPERTS_PER_TOKEN if (one := getattr(config, name, None))), 0)
+    return round(fmean(found)) if isinstance(found, list) else found  # one for each layer
 
 
 def _shape(weight: Tensor) -> torch.Size:

@@ -48,7 +48,7 @@ def measure(config: Config, out: Path) -> Config:
     """Train reward model and judge once; train and evaluate a policy for every seed and length."""
     pairs = read_pairs(config["data"])
     stories = story_prompts(config, first_sentences(pairs["heldout"]))
-    accuracies = prepare(config, out, pairs, {"reference": stories})
+    accuracies = prepare(config, out, pairs, stories)
     first, steps = config["seeds"][0], config["ppo"]["steps"]
     train = partial(train_policy, config, out)
     others = [partial(train, first, {"steps": other}) for other in config["steps"]]
@@ -74,7 +74,7 @@ def prepare(
     config: Config,
     out: Path,
     pairs: dict[str, list[Config]],
-    stores: dict[str, list[RankedPrompt]],
+    stories: list[RankedPrompt],
     labels: int | None = None,
 ) -> Config:
     """Train reward model and judge, and store the original's responses; both accuracies.
@@ -86,27 +86,26 @@ def prepare(
         config: of `people`.
         out: folder of the experiment.
         pairs: judged pairs by split.
-        stores: by name, the prompts that the original model answers.
+        stories: the prompts that the original model answers.
         labels: of the reward model; as many as the judge's if not given.
     """
     number = config["pairs"]
     judge = partial(train_reward, config, pairs, "B", out / "judge", number)
     reward = partial(train_reward, config, pairs, "A", out / "reward", labels or number)
-    stored = [partial(store_outputs, config, out, *store) for store in stores.items()]
-    of_judge, of_reward, *_ = at_once(judge, reward, *(stored if labels else []))
-    for store in [] if labels else stored:
+    store = partial(store_outputs, config, out, stories)
+    of_judge, of_reward, *_ = at_once(judge, reward, *([store] if labels else []))
+    if not labels:
         store()
     how = {name: config["reference"][name] for name in SCORING if name in config["reference"]}
-    for name in stores:
-        rlhf("reference", "--reward", out / "reward", "--out", out / name, *flags(how))
+    rlhf("reference", "--reward", out / "reward", "--out", out / "reference", *flags(how))
     return {"reward": of_reward, "judge": of_judge}
 
 
-def store_outputs(config: Config, out: Path, name: str, records: list[RankedPrompt]) -> None:
+def store_outputs(config: Config, out: Path, records: list[RankedPrompt]) -> None:
     """Store the original model's responses to some prompts."""
-    prompts = write_dataset(out / f"{name}-prompts", records)
+    prompts = write_dataset(out / "reference-prompts", records)
     base = ["--prompts", prompts, "--model", config["model"]]
-    stage(out / name, "reference", *base, *flags(config["reference"]))
+    stage(out / "reference", "reference", *base, *flags(config["reference"]))
 
 
 def read_pairs(data: str) -> dict[str, list[Config]]:
@@ -274,9 +273,7 @@ def train_policy(
     return judge_policy(config, policy, out, seed) | {"steps": settings["steps"]}
 
 
-def judge_policy(
-    config: Config, policy: Path, labels: Path, seed: int, reference: str = "reference"
-) -> Config:
+def judge_policy(config: Config, policy: Path, labels: Path, seed: int) -> Config:
     """What the disjoint judge and the reward model say of a policy's responses.
 
     `labels` is the folder with reward model, judge and reference outputs.
@@ -284,7 +281,7 @@ def judge_policy(
     evaluated = policy.with_name(f"evaluate-{policy.name.removeprefix('ppo-')}")
     report = stage(
         evaluated,
-        *("evaluate", "--policy", policy, "--reference", labels / reference, "--seed", seed),
+        *("evaluate", "--policy", policy, "--reference", labels / "reference", "--seed", seed),
         *("--reward", labels / "reward", "--gold", labels / "judge", *flags(config["evaluate"])),
     )
     rates = report["win_rate"]

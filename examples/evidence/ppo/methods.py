@@ -72,7 +72,7 @@ def train_all(config: Config, out: Path, policies: Sequence[Trained]) -> Config:
     people.pop("config", None)  # the file that it was read from
     pairs = read_pairs(people["data"])
     stories = story_prompts(people, first_sentences(pairs["heldout"]))
-    accuracies = prepare(people, out, pairs, {"reference": stories}, config["labels"])
+    accuracies = prepare(people, out, pairs, stories, config["labels"])
     write_pairs(out / "reward-labels", out / "pairs")
     config = config | {"people": people}
     runs = at_once(*(partial(train, config, out, *one) for one in policies))

@@ -15,7 +15,7 @@ from typing import Any
 
 from labeling_app.data_io.lines.names import ending, is_items, prompt_name, response_names
 from labeling_app.rankings.tiers import Tiers
-from rlhf.errors import InputError
+from rlhf.errors import InputError, MisreadError
 from rlhf.records.schema import JsonObject, is_finite_number
 from rlhf.records.wording import counted
 
@@ -136,10 +136,13 @@ def _read_record(
 
 
 def _require_one_question(judging: Iterable[str]) -> None:
-    """Refuse several questions about the responses: only one can be a person's preference."""
+    """Refuse several questions about the responses: only one can be a person's preference.
+
+    Records in which the same people answered only one of them would be read wrongly, too.
+    """
     names = sorted(set(judging))
     if len(names) > 1:
-        raise InputError(
+        raise MisreadError(
             f"{len(names)} questions name the responses: {', '.join(names)}",
             "Keep the one that asks which response is better, and remove the others.",
         )

@@ -25,7 +25,7 @@ from rlhf.run.status import align
 Round = dict[str, Any]
 GAIN = "a gain needs an interval above 50 % and a sign test with p below 0.05"
 LOCK_SECONDS = 60.0
-KEPT = ("value", "low", "high", "level", "n", "p_value")
+KEPT = ("value", "low", "high", "level", "n", "p_value", "same_answers")
 
 
 @dataclass(frozen=True)

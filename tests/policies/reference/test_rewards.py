@@ -167,7 +167,7 @@ def test_a_killed_run_leaves_no_mixture_and_goes_on(
     monkeypatch.setenv("KILL_AT", "How was")  # the test prompts, which come second
     done = run_process(*arguments(out, DEADLY, "--replace-reward"))
     assert done.returncode == -signal.SIGKILL
-    assert (reward_of(first), reward_of(second)) == (DEADLY, LETTERS)
+    assert (reward_of(first), reward_of(second)) == (f"{DEADLY} #1", LETTERS)
     assert set(rewards_in(out)) == {None}
     kept = first.stat().st_mtime_ns
     monkeypatch.delenv("KILL_AT")
@@ -190,6 +190,12 @@ def test_a_function_that_has_changed_replaces_its_own_rewards(
         assert set(rewards_in(out)) == {None}
         assert add(out, SCALED, "--shard", "0/2") == 0
         assert rewards_in(out) == [scale * reward for reward in first]
+    monkeypatch.setenv("SCALE", "4")
+    assert add(out, VOWELS, "--replace-reward", "--shard", "1/2") == 0  # which is not finished
+    assert add(out, SCALED, "--shard", "1/2") == 0
+    monkeypatch.setenv("SCALE", "5")
+    assert add(out, SCALED, "--replace-reward") == 0  # also what it scored before its change
+    assert rewards_in(out) == [5 * reward for reward in first]
 
 
 def test_a_model_scores_a_store_in_one_precision(

@@ -168,6 +168,7 @@ def test_what_counts_as_experts() -> None:
     stacked.weight = nn.Parameter(torch.zeros(4, 3, 2))
     assert experts_of(stacked, SimpleNamespace(num_experts_per_tok=2)) == [stacked.weight]
     assert experts_of(stacked, SimpleNamespace(top_k_experts=2)) == [stacked.weight]
+    assert experts_of(stacked, SimpleNamespace(moe_topk=[2, 1])) == [stacked.weight]
     assert experts_of(stacked, SimpleNamespace()) == []  # a bias of tokens, as rwkv has
     sharded = nn.Module()  # by DeepSpeed, which keeps the shape
     sharded.weight = nn.Parameter(torch.zeros(0))

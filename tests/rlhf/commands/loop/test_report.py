@@ -137,6 +137,10 @@ def test_a_loop_has_the_price_of_a_point_of_the_policy_that_it_returns(tmp_path:
         write_json(tmp_path / f"round-{number}" / "ppo" / "stage.json", stage)
     cost = build_report(rounds(WINS, EVEN), tmp_path, None, 3.0)["cost"]
     assert (cost["device_hours"], cost["price"], cost["price_per_point"]) == (2.0, 6.0, 0.5)
+    # on 60 prompts; on 60 more both models gave the same response
+    with_equal = {**rounds(WINS)[0], **summary(0, evaluation({**WINS, "same_answers": 60}))}
+    again = build_report([with_equal], tmp_path, None, 3.0)["cost"]
+    assert again["price_per_point"] == 1.0
     for done, price in ((rounds(EVEN), 3.0), (rounds(WINS), None), ([], 3.0)):  # no gain, no price
         assert build_report(done, tmp_path, None, price)["cost"]["price_per_point"] is None
 
