@@ -66,6 +66,15 @@ def read_in_words(
     return " ".join(said)
 
 
+def unnamed_in_words(number: int, remedy: str) -> str:
+    """How many rankings without an annotator are there already, and what to add if they are new."""
+    were = "was" if number == 1 else "were"
+    return (
+        f"{counted(number, 'ranking')} of an unnamed person {were} there already. If somebody else "
+        f"made these, add {remedy}."
+    )
+
+
 def _in_words(counts: Mapping[str, int], noun: str) -> str:
     """The names with the largest counts: "lang (3 lines), topic (1 line)"."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))

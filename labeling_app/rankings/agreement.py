@@ -20,11 +20,11 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from rlhf.run.intervals import share_of
+from rlhf.run.intervals import MIN_PROMPTS, share_of
 
 Tiers = Sequence[Sequence[str]]
 Interval = tuple[float, float | None, float | None]
-MIN_VALUES = 5  # that of `rlhf.run.intervals`, for the same reason
+MIN_VALUES = MIN_PROMPTS  # for the same reason
 
 
 def ranks(tiers: Tiers) -> dict[str, int]:

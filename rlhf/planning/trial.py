@@ -4,7 +4,7 @@ The utilization of a phase is what the formulas of `rlhf.planning.forecast` coun
 its seconds and the rate of a matrix product: padding, waiting and what the formulas leave out are
 in it. Distillation has one clock for sampling and training, whose utilizations keep the ratio that
 is assumed. Of PPO the first two steps, in which memory is allocated, are left out where there are
-others. What remains of a run's time is beginning and end.
+others; of two steps, the first. What remains of a run's time is beginning and end.
 """
 
 from dataclasses import dataclass

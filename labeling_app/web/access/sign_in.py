@@ -41,12 +41,12 @@ FindUser = Callable[[Request], User | None]
 
 WINDOW_SECONDS = 3600.0
 FREE_ATTEMPTS_PER_NAME = 5
-FREE_BY_ADDRESS = 20
+FREE_ATTEMPTS_PER_ADDRESS = 20
 FIRST_WAIT_SECONDS = 0.5
 WAIT_GROWTH = 1.1
 MAX_WAIT_SECONDS = 30.0
 MAX_WAITING_PER_NAME = 5
-AT_ONCE_BY_ADDRESS = 10
+MAX_WAITING_PER_ADDRESS = 10
 # One check takes 128 MB and half a second of a processor; more at once would slow the board.
 MAX_CONCURRENT_CHECKS = 1
 TOO_MANY = "Too many sign-ins at once. Wait a few seconds and try again."
@@ -75,13 +75,13 @@ class SignInLimits:
         """
         by_address, by_name = f"address {address}", f"name {name}"
         is_first = not self._attempts.count((address, name), now)
-        if self._waiting[by_address] >= AT_ONCE_BY_ADDRESS or (
+        if self._waiting[by_address] >= MAX_WAITING_PER_ADDRESS or (
             self._waiting[by_name] >= MAX_WAITING_PER_NAME and not is_first
         ):
             raise TooManyAttemptsError
         self._attempts.add((address, name), now)
         beyond = max(
-            self._attempts.add(by_address, now) - FREE_BY_ADDRESS,
+            self._attempts.add(by_address, now) - FREE_ATTEMPTS_PER_ADDRESS,
             self._attempts.add(by_name, now) - FREE_ATTEMPTS_PER_NAME,
         )
         self._waiting.update((by_address, by_name))

@@ -13,7 +13,7 @@ from starlette.background import BackgroundTask
 
 from labeling_app.annotators.users import User
 from labeling_app.data_io.exporting import Format
-from labeling_app.data_io.fields import ignored_in_words, read_in_words
+from labeling_app.data_io.fields import ignored_in_words, read_in_words, unnamed_in_words
 from labeling_app.data_io.importing import source_for
 from labeling_app.db.board.overlap import num_for_everybody
 from labeling_app.db.imports.unfinished import num_hidden
@@ -170,10 +170,7 @@ def _imported(name: str, report: Payload) -> str:
     if report["replaces"]:
         message += f" {_replaced(report)}"
     if before := report["unnamed_before"]:
-        message += (
-            f" {counted(before, 'ranking')} of an unnamed person {'was' if before == 1 else 'were'}"
-            " there already. If somebody else made these, add the column annotator."
-        )
+        message += f" {unnamed_in_words(before, 'a column annotator')}"
     if report["checks_not_made"]:
         refused = counted(report["checks_not_made"], "check")
         message += f" {refused} not made: {report['first_not_made'][0]}"

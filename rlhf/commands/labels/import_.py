@@ -101,15 +101,12 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """What is new, what was left out and why, and what the database holds now."""
-    from labeling_app.data_io.fields import ignored_in_words, read_in_words
+    from labeling_app.data_io.fields import ignored_in_words, read_in_words, unnamed_in_words
 
     held = result["in_db"]
     lines = [f"{_imported(result)}{_left_out(result)}", *_bad_lines(result)]
     if before := result["unnamed_before"]:
-        lines.append(
-            f"{counted(before, 'ranking')} of an unnamed person {'was' if before == 1 else 'were'} "
-            "there already. If somebody else made these, add --annotator NAME."
-        )
+        lines.append(unnamed_in_words(before, "--annotator NAME"))
     if read := read_in_words(result["read_fields"], result["judgments_by"], result["unfinished"]):
         lines.append(read)
     if ignored := ignored_in_words(result["ignored_fields"]):
