@@ -68,7 +68,7 @@ def cost_of_seconds(seconds: float, price_per_hour: float | None) -> Cost:
     """
     hours = seconds / HOUR
     return {
-        "device_hours": round(hours, 6),
+        "device_hours": round(hours, 9),
         "price_per_hour": price_per_hour,
         "price": None if price_per_hour is None else round(hours * price_per_hour, 6),
         "annotator_hours": None,

@@ -272,6 +272,8 @@ def test_seconds_have_a_price() -> None:
         "annotator_hours": None,
     }
     assert cost_of_seconds(1800, None)["price"] is None
+    # a tenth of a second keeps its digits
+    assert cost_of_seconds(0.13689, 7200)["device_hours"] == 0.000038025
 
 
 def test_parts_count_once_in_their_stage(tmp_path: Path) -> None:
