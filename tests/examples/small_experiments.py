@@ -10,16 +10,11 @@ import pytest
 from tests.servers.commands import REPOSITORY
 
 EVIDENCE = REPOSITORY / "examples" / "evidence"
-FOLDERS = {one.stem: one.parent for one in EVIDENCE.glob("*/*.py") if one.stem != "heads"}
+PARTS = ("ethics", "heads")  # of experiments
+FOLDERS = {one.stem: one.parent for one in EVIDENCE.glob("*/*.py") if one.stem not in PARTS}
 SAMPLING = {"max_new_tokens": 8, "precision": "fp32"}
 PPO = {"episodes_per_step": 4, "precision": "fp32", "save_every": 100}
 FITTED = {"head": "fitted", "epochs": 0, "precision": "fp32"}
-TRL = {
-    "per_device_train_batch_size": 4,
-    "num_train_epochs": 1,
-    "learning_rate": 1e-5,
-    "bf16": False,
-}
 SMALL = {
     "ranking_size": 2,
     "tie_within": 0.0,
@@ -72,7 +67,6 @@ CHANGES = {
         },
         "trained": {"the head": FITTED, "all weights": {"precision": "fp32"}},
     },
-    "alternatives": {"dpo": {**TRL, "beta": 0.1}, "sft": TRL, "best_of": 3},
     "people": {**PEOPLE, "ptx": {"settings": {"ptx.per_episode": 0.5}}},
     "methods": {"labels": 2, "methods": METHODS},
     "method_settings": {

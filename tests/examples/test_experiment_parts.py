@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from examples.evidence.commands import at_once, rlhf
+from examples.evidence.human_labels import ethics, people
 from rlhf.errors import InputError
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import RankedPrompt
@@ -38,6 +39,7 @@ from functools import partial
 import torch
 
 from examples.evidence.commands import at_once, rlhf
+from examples.evidence.human_labels import ethics, people
 
 os.sched_getaffinity = lambda process: {0, 1}
 torch.cuda.is_available = lambda: False
@@ -160,15 +162,12 @@ def test_what_an_ensemble_adds_is_measured_against_its_members(
     assert choose(rewards[:1], gold, 3)["single"]["value"] == 2.0
 
 
-def test_labels_and_prompts_of_people_are_apart(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    people = load(monkeypatch, "people")
+def test_labels_and_prompts_of_people_are_apart(tmp_path: Path) -> None:
     config = CHANGES["people"]
-    pairs = people.read_pairs(str(write_pairs(tmp_path / "pairs.jsonl.gz")))
-    assert {split: len(rows) for split, rows in pairs.items()} == dict.fromkeys(people.SPLITS, 7)
-    assert [people.is_bare(row) for row in pairs["A"]] == [False] * 6 + [True]
-    firsts = people.first_sentences(pairs["heldout"])
+    pairs = ethics.read_pairs(str(write_pairs(tmp_path / "pairs.jsonl.gz")))
+    assert {split: len(rows) for split, rows in pairs.items()} == dict.fromkeys(ethics.SPLITS, 7)
+    assert [ethics.is_bare(row) for row in pairs["A"]] == [False] * 6 + [True]
+    firsts = ethics.first_sentences(pairs["heldout"])
     assert firsts == [f"I went to heldout house {n}." for n in range(6)]
     prompts = [record.prompt for record in people.story_prompts(config, firsts)]
     assert [prompt.split for prompt in prompts] == ["train"] * 3 + ["test"] * 2
@@ -179,7 +178,7 @@ def test_labels_and_prompts_of_people_are_apart(
     assert [record.prompt.split for record in validation] == ["train"] * 3 + ["test"]
     assert not {one.prompt.id for one in validation[3:]} & {one.id for one in prompts}
     twice = [pairs["A"][0], {**pairs["A"][0], "rejected": "I went to A house 0. It rained."}]
-    [record] = people.as_records(config, twice, "train")
+    [record] = ethics.as_records(config, twice, "train")
     texts = {response.id: response.text for response in record.responses}
     assert [[texts[one] for (one,) in ranking.tiers] for ranking in record.rankings] == [
         [pair["chosen"], pair["rejected"]] for pair in twice
@@ -187,8 +186,7 @@ def test_labels_and_prompts_of_people_are_apart(
     assert len(texts) == 3
 
 
-def test_passages_become_lines_of_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    people = load(monkeypatch, "people")
+def test_passages_become_lines_of_text(tmp_path: Path) -> None:
     passages = write_passages(tmp_path / "passages.jsonl.gz")
     lines = people.write_texts(passages, tmp_path / "texts.txt").read_text().splitlines()
     assert [line[:8] for line in lines] == ["A river ", "It is wi"]  # no title, each once

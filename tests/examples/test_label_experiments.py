@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
+from rlhf.errors import InputError
 from tests.examples.small_experiments import STORIES, write_pairs
 
-NAMES = ("people", "annotators", "priorities")
+NAMES = ("ethics", "annotators", "priorities")
 
 
 @pytest.fixture
@@ -18,19 +20,50 @@ def modules() -> dict:
 
 @pytest.fixture
 def records(modules: dict, tmp_path: Path) -> list:
-    people = modules["people"]
-    pairs = people.read_pairs(str(write_pairs(tmp_path / "pairs.jsonl.gz")))
-    full = [pair for pair in pairs["A"] if not people.is_bare(pair)]
-    return people.as_records(STORIES, full, "train")
+    ethics = modules["ethics"]
+    pairs = ethics.read_pairs(str(write_pairs(tmp_path / "pairs.jsonl.gz")))
+    full = [pair for pair in pairs["A"] if not ethics.is_bare(pair)]
+    return ethics.as_records(STORIES, full, "train")
 
 
 def test_held_out_judgments_share_no_prefix_with_the_pool(modules, tmp_path) -> None:
-    people = modules["people"]
-    pairs = people.read_pairs(str(write_pairs(tmp_path / "pairs.jsonl.gz")))["heldout"]
-    drawn = people.draw_test({**STORIES, "test": 9}, pairs, pairs[:2])
+    ethics = modules["ethics"]
+    pairs = ethics.read_pairs(str(write_pairs(tmp_path / "pairs.jsonl.gz")))["heldout"]
+    drawn = ethics.draw_test({**STORIES, "test": 9}, pairs, pairs[:2])
     asked = {record.prompt.messages[-1].content for record in drawn}
     assert asked == {f"Begin with: I went to heldout house {n}." for n in range(2, 6)}
-    assert len(people.draw_test({**STORIES, "test": 3}, pairs, [])) == 3
+    assert len(ethics.draw_test({**STORIES, "test": 3}, pairs, [])) == 3
+
+
+def test_a_dataset_of_the_hub_falls_into_splits_that_share_no_first_sentence(
+    modules, tmp_path
+) -> None:
+    """A folder with the files as the hub converts them; a chain of pairs stays together."""
+    pairs = [(f"I met {n}. It was fun.", f"I met {n}. It rained.") for n in range(60)]
+    pairs += [(f"We sat  on {n}.", f"We sat on {n + 1}. It hurt.") for n in range(9)]
+    columns = {"baseline": [one for one, _ in pairs], "less_pleasant": [one for _, one in pairs]}
+    folder = tmp_path / "folder" / "utilitarianism" / "train"
+    folder.mkdir(parents=True)
+    Dataset.from_dict(columns).to_parquet(folder / "0000.parquet")
+    found = modules["ethics"].read_pairs(str(tmp_path / "folder"))
+    assert [len(found[split]) > 1 for split in ("A", "B", "heldout")] == [True] * 3
+    rows = [{**row, "split": split} for split, rows in found.items() for row in rows]
+    assert sorted(row["chosen"] for row in rows) == sorted(
+        " ".join(one.split()) for one, _ in pairs
+    )
+    met, sat = ([row for row in rows if row["chosen"].startswith(one)] for one in ("I", "We"))
+    assert {(row["prefix"], row["rejected"]) for row in met} == {
+        (f"I met {n}. It", f"I met {n}. It rained.") for n in range(60)
+    }
+    assert len({row["split"] for row in sat}) == 1
+    assert [row["prefix"] for row in sat] == ["We sat on"] * 9
+
+
+def test_a_dataset_that_is_not_there_is_an_input_error(modules, tmp_path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"The dataset .*empty cannot be read") as caught:
+        modules["ethics"].read_pairs(str(tmp_path / "empty"))
+    assert "utilitarianism/train/*.parquet" in caught.value.remedy
 
 
 def test_simulated_annotators_are_as_right_as_they_should_be(modules, records) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from examples.evidence.commands import Config, flags, stage
 from examples.evidence.experiment import Table, interval, run, signed_points, write_dataset
+from examples.evidence.human_labels.ethics import as_records, draw_test, is_bare, read_pairs
 from examples.evidence.human_labels.heads import (
     Features,
     fit_head,
@@ -23,7 +24,6 @@ from examples.evidence.human_labels.heads import (
     read_features,
     share_right,
 )
-from examples.evidence.human_labels.people import as_records, draw_test, is_bare, read_pairs
 from policies.evaluate.measures.statistics import bootstrap_interval
 from reward.data.annotators import estimate_weights
 from reward.data.reliability import collect_labels, weights_of

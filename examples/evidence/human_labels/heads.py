@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from examples.evidence.commands import Config
-from examples.evidence.human_labels.people import is_bare
+from examples.evidence.human_labels.ethics import is_bare
 from reward.data.groups import Group, rank_pairs
 from reward.losses import Objective
 from reward.scoring.texts import Features as Reader

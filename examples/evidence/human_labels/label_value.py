@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from examples.evidence.commands import Config, flags, stage
 from examples.evidence.experiment import Table, interval, run, write_dataset
+from examples.evidence.human_labels.ethics import as_records, draw_test, is_bare, read_pairs
 from examples.evidence.human_labels.heads import (
     Features,
     fit_head,
@@ -22,7 +23,6 @@ from examples.evidence.human_labels.heads import (
     read_features,
     share_right,
 )
-from examples.evidence.human_labels.people import as_records, draw_test, is_bare, read_pairs
 from reward.report.health_page import draw_learning_curve
 from reward.report.learning_curve import Point, forecasts_of, measure_curve
 from reward.training.train import PARTS

@@ -17,10 +17,7 @@ in NLL on neutral text. `steps` adds runs of other lengths with the first seed, 
 
 import gzip
 import json
-import re
-from collections.abc import Iterable
 from functools import partial
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
@@ -31,13 +28,19 @@ from matplotlib.figure import Figure
 
 from examples.evidence.commands import Config, at_once, flags, rlhf, stage
 from examples.evidence.experiment import Table, interval, run, signed, write_dataset
+from examples.evidence.human_labels.ethics import (
+    as_records,
+    ask,
+    first_sentences,
+    is_bare,
+    read_pairs,
+)
 from rlhf.errors import InputError
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.ranked import read_ranked_file
-from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
+from rlhf.records.schema import Prompt, RankedPrompt
 from rlhf.run.rundir import RunDir
 
-SPLITS = ("A", "B", "heldout")
 SHOWN_SAMPLES = 20
 SHORTEST_TEXT = 100  # characters; shorter parts are titles of passages
 SCORING = ("precision", "batch_size")  # settings of reference outputs that count for rewards
@@ -106,115 +109,6 @@ def store_outputs(config: Config, out: Path, records: list[RankedPrompt]) -> Non
     prompts = write_dataset(out / "reference-prompts", records)
     base = ["--prompts", prompts, "--model", config["model"]]
     stage(out / "reference", "reference", *base, *flags(config["reference"]))
-
-
-def read_pairs(data: str) -> dict[str, list[Config]]:
-    """Judged pairs by split: `prefix`, what both texts share, `chosen` and `rejected`.
-
-    Raises:
-        InputError: there is no such file.
-    """
-    path = Path(data)
-    if path.is_file():
-        with gzip.open(path, "rt", encoding="utf-8") as stream:
-            rows = [json.loads(line) for line in stream]
-    elif path.suffix:
-        raise InputError(f"No such data: {path}", "Give a file or a dataset of the hub as `data`.")
-    else:
-        rows = read_hub(data)
-    return {name: [row for row in rows if row["split"] == name] for name in SPLITS}
-
-
-def read_hub(name: str) -> list[Config]:
-    """The pairs of a dataset with the columns `baseline`, the more pleasant, and `less_pleasant`.
-
-    Every first sentence falls into one split, by its hash: 45 % A, 45 % B, 10 % held out.
-    """
-    from datasets import load_dataset
-
-    rows = []
-    for line in load_dataset(name, "utilitarianism", split="train"):
-        chosen, rejected = line["baseline"].strip(), line["less_pleasant"].strip()
-        first = first_sentence(chosen).lower()
-        place = int(sha256(first.encode()).hexdigest(), 16) % 100
-        split = "A" if place < 45 else "B" if place < 90 else "heldout"
-        prefix = shared_words(chosen, rejected)
-        rows.append({"prefix": prefix, "chosen": chosen, "rejected": rejected, "split": split})
-    return rows
-
-
-def shared_words(first: str, second: str) -> str:
-    """The words with which both texts begin."""
-    both = zip(first.split(), second.split(), strict=False)
-    alike = [one == other for one, other in both]
-    length = alike.index(False) if False in alike else len(alike)
-    return " ".join(first.split()[:length])
-
-
-def first_sentence(text: str) -> str:
-    """A text up to the end of its first sentence."""
-    return re.split(r"(?<=[.!?])\s", text.strip(), maxsplit=1)[0]
-
-
-def first_sentences(pairs: Iterable[Config]) -> list[str]:
-    """The first sentences of texts that go on after it; sorted, each once."""
-    texts = {pair[kind] for pair in pairs for kind in ("chosen", "rejected")}
-    found = {first_sentence(text) for text in texts if text != first_sentence(text)}
-    return sorted(one for one in found if one.endswith(".") and len(one.split()) >= 4)
-
-
-def ask(config: Config, beginning: str) -> tuple[Message, ...]:
-    """The conversation that asks for a story: worked turns, then the first sentence of this one."""
-    messages = []
-    for start, story in config["turns"]:
-        messages.append(Message(role="user", content=config["question"].format(start)))
-        messages.append(Message(role="assistant", content=story))
-    return (*messages, Message(role="user", content=config["question"].format(beginning)))
-
-
-def as_records(config: Config, pairs: Iterable[Config], split: str) -> list[RankedPrompt]:
-    """Judged pairs as records: one prompt for all texts with one prefix, a ranking a pair."""
-    by_prefix: dict[str, list[Config]] = {}
-    for pair in pairs:
-        by_prefix.setdefault(pair["prefix"], []).append(pair)
-    records = []
-    for prefix, judged in by_prefix.items():
-        prompt = Prompt.create(ask(config, prefix), split, "ethics")
-        texts = dict.fromkeys(
-            text for pair in judged for text in (pair["chosen"], pair["rejected"])
-        )
-        responses = {
-            text: Response(id=f"{prompt.id}-{n}", prompt_id=prompt.id, text=text, model="people")
-            for n, text in enumerate(texts)
-        }
-        rankings = tuple(
-            Ranking(
-                id=f"{prompt.id}-ranking-{n}",
-                prompt_id=prompt.id,
-                annotator="people",
-                kind="human",
-                tiers=((responses[pair["chosen"]].id,), (responses[pair["rejected"]].id,)),
-            )
-            for n, pair in enumerate(judged)
-        )
-        answers = tuple(responses.values())
-        records.append(RankedPrompt(prompt=prompt, responses=answers, rankings=rankings))
-    return records
-
-
-def is_bare(pair: Config) -> bool:
-    """Whether one of the two texts says no more than what both share."""
-    return pair["prefix"] in (pair["chosen"], pair["rejected"])
-
-
-def draw_test(
-    config: Config, pairs: Iterable[Config], pool: Iterable[Config]
-) -> list[RankedPrompt]:
-    """`test` of the held-out pairs, no bare ones, whose prefix no pair of the pool has."""
-    known = {pair["prefix"] for pair in pool}
-    unseen = [pair for pair in pairs if not is_bare(pair) and pair["prefix"] not in known]
-    drawn = np.random.default_rng(0).permutation(len(unseen))[: config["test"]]
-    return as_records(config, (unseen[place] for place in drawn), "test")
 
 
 def train_reward(

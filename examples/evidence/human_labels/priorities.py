@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from examples.evidence.commands import Config
 from examples.evidence.experiment import Table, run, signed_points
+from examples.evidence.human_labels.ethics import as_records, draw_test, read_pairs
 from examples.evidence.human_labels.heads import (
     Array,
     Features,
@@ -28,7 +29,6 @@ from examples.evidence.human_labels.heads import (
     read_features,
     share_right,
 )
-from examples.evidence.human_labels.people import as_records, draw_test, read_pairs
 from labeling_app.annotators.prioritizing import RANDOM, PromptResponses, Reader, prioritize
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store

@@ -8,12 +8,13 @@ one plane: what was gained, by the gold function, and how far the policy went fo
 evaluation with the original model loaded.
 """
 
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from examples.evidence.commands import Config, flags, stage
+from examples.evidence.commands import Config, at_once, flags, stage
 from examples.evidence.experiment import (
     Table,
     draw,
@@ -40,21 +41,29 @@ def measure(config: Config, out: Path) -> Config:
     stage(reward, "train-reward", "--rankings", data, "--model", model, *how)
     how = ["--reward", reward, *flags(config["reference"])]
     stage(reference, "reference", "--prompts", everything, "--model", model, *how)
-    rows = []
-    for name, source in config["sources"].items():
-        for seed in source["seeds"]:
-            label = f"{name.replace(' ', '-')}-{seed}"
-            policy = out / f"ppo-{label}"
-            base = ["--reward", reward, "--reference", reference, "--seed", seed]
-            how = flags({**config["ppo"], **source["ppo"]})
-            stage(policy, "ppo", "--model", model, *base, *how)
-            report = stage(
-                out / f"evaluate-{label}",
-                *("evaluate", "--policy", policy, *base, "--gold", config["gold"]),
-                *flags(config["evaluate"]),
-            )
-            rows.append({"source": name, "seed": seed, **outcome(report)})
-    return {"runs": rows}
+    runs = at_once(
+        *(
+            partial(measure_run, config, out, name, seed)
+            for name, source in config["sources"].items()
+            for seed in source["seeds"]
+        )
+    )
+    return {"runs": runs}
+
+
+def measure_run(config: Config, out: Path, name: str, seed: int) -> Config:
+    """One PPO run with a source of the KL term, and its evaluation."""
+    label = f"{name.replace(' ', '-')}-{seed}"
+    policy = out / f"ppo-{label}"
+    base = ["--reward", out / "reward", "--reference", out / "reference", "--seed", seed]
+    how = flags({**config["ppo"], **config["sources"][name]["ppo"]})
+    stage(policy, "ppo", "--model", config["model"], *base, *how)
+    report = stage(
+        out / f"evaluate-{label}",
+        *("evaluate", "--policy", policy, *base, "--gold", config["gold"]),
+        *flags(config["evaluate"]),
+    )
+    return {"source": name, "seed": seed, **outcome(report)}
 
 
 def outcome(report: Config) -> Config:

@@ -18,13 +18,8 @@ from matplotlib.figure import Figure
 
 from examples.evidence.commands import Config, at_once, flags, stage
 from examples.evidence.experiment import SHOWN_N, Table, interval, resolved, run, write_dataset
-from examples.evidence.human_labels.people import (
-    first_sentences,
-    judge_policy,
-    prepare,
-    read_pairs,
-    story_prompts,
-)
+from examples.evidence.human_labels.ethics import first_sentences, read_pairs
+from examples.evidence.human_labels.people import judge_policy, prepare, story_prompts
 from rlhf.errors import InputError
 from rlhf.records.ranked import read_ranked
 from rlhf.run.rundir import RunDir
