@@ -36,7 +36,7 @@ Source = Callable[[Sequence[Prompt], Sequence[str], TokenBatch], Float[Tensor, "
 
 
 class ReferenceOutput(Protocol):
-    """What a reward needs of a stored reference output."""
+    """The fields of a stored reference output that a reward needs."""
 
     @property
     def prompt(self) -> Prompt:
@@ -99,9 +99,11 @@ class Reward:
             beat()
             part = rows[first : first + batch_size]
             batch = pad_right([row.prompt_ids + row.response_ids for row in part], pad_id)
-            found = self([row.prompt for row in part], [row.text for row in part], batch.to(device))
+            scores = self(
+                [row.prompt for row in part], [row.text for row in part], batch.to(device)
+            )
             if is_own:
-                rewards[first : first + len(part)] = found.tolist()
+                rewards[first : first + len(part)] = scores.tolist()
         return rewards
 
 
@@ -160,12 +162,12 @@ def encoder_models(names: Sequence[str]) -> list[str]:
     Raises:
         InputError: the stage of one did not finish.
     """
-    others = (name for name in names if is_model(name) and not reads_tokens(name))
-    return [folder for name in others for folder in member_folders(name)]
+    encoders = (name for name in names if is_model(name) and not reads_tokens(name))
+    return [folder for name in encoders for folder in member_folders(name)]
 
 
 def describe_reward(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
-    """What manifests record of a reward; a function or an endpoint has its name as its hash.
+    """The record of a reward in manifests; a function or an endpoint has its name as its hash.
 
     Args:
         name: of the reward.
@@ -190,7 +192,7 @@ def describe_rewards(names: Sequence[str], policy: dict[str, str]) -> dict[str, 
     for number, name in enumerate(names, start=1):
         if is_model(name):
             kwargs = reward_kwargs(name, described_kwargs(policy))
-            description, *_ = [describe_for_all(one, kwargs) for one in member_folders(name)]
+            description, *_ = [describe_for_all(folder, kwargs) for folder in member_folders(name)]
         else:
             description = describe_reward(name)
         if reads_tokens(name):
@@ -259,13 +261,13 @@ def _load(
     reward = load_text_reward(name, accelerator, TOKENS_PER_BATCH, members, given=given)
 
     def score(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:
-        answers = [
+        responses = [
             (prompt, (Response(id="", prompt_id=prompt.id, text=text, model=""),))
             for prompt, text in zip(prompts, texts, strict=True)
         ]
-        once = sharding.is_tensor_parallel  # the same answers in all processes
+        once = sharding.is_tensor_parallel  # the same responses in all processes
         mine = not once or is_main_process()
-        rewards = [row[0] for row in reward(answers)] if mine else []
+        rewards = [row[0] for row in reward(responses)] if mine else []
         rewards = from_main(rewards) if once else rewards
         return torch.tensor(rewards, dtype=torch.float32, device=batch.ids.device)
 

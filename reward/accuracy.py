@@ -27,12 +27,12 @@ class CorrectCounts(NamedTuple):
 
     def accuracies(self) -> dict[str, float]:
         """The share of pairs and of thumbs that are right; a batch of ties alone has accuracy 0."""
-        found = {}
+        accuracies = {}
         if self.pairs or not self.thumbs:
-            found["accuracy"] = self.right_pairs / max(self.pairs, 1)
+            accuracies["accuracy"] = self.right_pairs / max(self.pairs, 1)
         if self.thumbs:
-            found["thumbs_accuracy"] = self.right_thumbs / self.thumbs
-        return found
+            accuracies["thumbs_accuracy"] = self.right_thumbs / self.thumbs
+        return accuracies
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,16 @@ def count_judgments(
         thresholds: b of their pointwise judgments, in order.
     """
     both = list(zip(groups, rewards, strict=True))
-    judged = [(one, row[one.response]) for group, row in both for one in group.pointwise]
-    thumbs = [
-        win_credit((reward - b) * (1 if one.is_good else -1))
-        for (one, reward), b in zip(judged, thresholds, strict=True)
+    judged = [
+        (judgment, row[judgment.response]) for group, row in both for judgment in group.pointwise
     ]
-    right, pairs = zip(*(count_right(*one) for one in both), strict=True) if both else ((), ())
+    thumbs = [
+        win_credit((reward - b) * (1 if judgment.is_good else -1))
+        for (judgment, reward), b in zip(judged, thresholds, strict=True)
+    ]
+    right, pairs = (
+        zip(*(count_right(group, row) for group, row in both), strict=True) if both else ((), ())
+    )
     return CorrectCounts(sum(right), sum(pairs), sum(thumbs), len(thumbs))
 
 

@@ -1,4 +1,4 @@
-"""What a step minimizes: the losses of the judgments of some prompts, added up to one number.
+"""The loss of a step: the losses of the judgments of some prompts, added up to one number.
 
 Differs from InstructGPT (arXiv 2203.02155): ties count as half a win each way, and every judgment
 may carry a margin and a weight. Letters, over the prompts of one forward pass: N responses,

@@ -31,8 +31,8 @@ def checkpoint_disk_bytes(settings: RewardSettings) -> int:
     trained = shape.reward_parameters
     if settings.adapter != "none":
         trained = settings.lora.rank * shape.lora_rows + shape.hidden
-    kept = settings.checkpoint.keep + bool(settings.evaluation.every)
-    return disk_bytes_of(trained, shape.reward_parameters, kept)
+    checkpoints = settings.checkpoint.keep + bool(settings.evaluation.every)
+    return disk_bytes_of(trained, shape.reward_parameters, checkpoints)
 
 
 def plan_memory(settings: RewardSettings, shape: Shape, strategy: Strategy = "auto") -> Plan:
@@ -158,8 +158,8 @@ def _over_processes(settings: RewardSettings, shape: Shape, has: float) -> Itera
 
 
 def _flags(changes: dict[str, Any]) -> str:
-    words = (
+    flags = (
         flag_of(name) + ("" if value is True else f" {'none' if value is None else value}")
         for name, value in changes.items()
     )
-    return " ".join(words)
+    return " ".join(flags)

@@ -34,12 +34,12 @@ def _read_weights(kind: Any, tokens: Any) -> dict[str, float] | Literal["auto"]:
     A name may have dots, at which the command-line parser splits it.
     """
     if isinstance(tokens, dict):
-        words = {name: given[0].value for name, given in flatten(tokens).items()}
+        values = {name: given[0].value for name, given in flatten(tokens).items()}
     elif tokens[0].value == "auto":
         return "auto"
     else:
-        words = _read_object(tokens[0].value)
-    return {name: _read_weight(name, word) for name, word in words.items()}
+        values = _read_object(tokens[0].value)
+    return {name: _read_weight(name, value) for name, value in values.items()}
 
 
 def _read_object(word: str) -> dict[str, Any]:
@@ -393,5 +393,5 @@ def require_choice(name: str, value: str, kind: Any) -> None:
     """Refuse a value that the literal type `kind` does not list; the parser checks only flags."""
     choices = get_args(kind)
     if value not in choices:
-        words = f"{', '.join(choices[:-1])} or {choices[-1]}"
-        raise ConfigError(f"{flag_of(name)} is {value!r}", f"Use {words}.")
+        alternatives = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise ConfigError(f"{flag_of(name)} is {value!r}", f"Use {alternatives}.")

@@ -110,15 +110,15 @@ def build_app() -> App:
     )
     for flag in ("--help", "--version"):
         app[flag].group = HELP_GROUPS[""]
-    for place, (name, module) in enumerate(COMMANDS.items()):
-        found = import_module(f"rlhf.commands.{module}")
+    for index, (name, module) in enumerate(COMMANDS.items()):
+        command = import_module(f"rlhf.commands.{module}")
         app.command(
-            _as_command(found),
+            _as_command(command),
             name=name,
-            sort_key=place,
+            sort_key=index,
             group=HELP_GROUPS[module.rpartition(".")[0]],
-            help_formatter=help_page(found.Settings),
-            help_epilogue=f"Example:\n\n```\n{found.EXAMPLE}\n```",
+            help_formatter=help_page(command.Settings),
+            help_epilogue=f"Example:\n\n```\n{command.EXAMPLE}\n```",
         )
     return app
 
@@ -192,9 +192,9 @@ def _how_to_go_on(tokens: list[str]) -> str:
     One whose --out holds nothing yet starts from the beginning.
     """
     resumes = hasattr(_settings_of(tokens), "resume")
-    words = [part for word in tokens for part in word.split("=", 1)]
-    if resumes and "--out" in words[:-1]:
-        out = Path(words[words.index("--out") + 1])
+    arguments = [part for token in tokens for part in token.split("=", 1)]
+    if resumes and "--out" in arguments[:-1]:
+        out = Path(arguments[arguments.index("--out") + 1])
         resumes = out.is_dir() and any(out.iterdir())
     return f"Run the same command {'with --resume to go on' if resumes else 'again'}."
 
@@ -261,7 +261,7 @@ def _dry_run(module: ModuleType, settings: Any) -> tuple[dict[str, Any], str]:
     missing = missing_inputs(settings)
     result: dict[str, Any] = {"settings": to_plain(settings), "missing": missing}
     text = to_yaml(settings)
-    text += "".join(f"# Not there yet: {one}\n" for one in missing)
+    text += "".join(f"# Not there yet: {flag}\n" for flag in missing)
     for name in ("memory_plan", "commands"):
         if hasattr(module, name):
             try:

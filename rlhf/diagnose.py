@@ -169,7 +169,7 @@ def diagnose(error: BaseException, settings: type[Any] | None = None) -> RlhfErr
         error: any exception.
         settings: the settings class of the command that failed; its flags are named as remedies.
     """
-    rule = next((one for one in RULES if one.matches(error)), None)
+    rule = next((candidate for candidate in RULES if candidate.matches(error)), None)
     if rule is OUT_OF_MEMORY and settings:
         return rule.explain(error, _memory_remedy(set(setting_names(settings))))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -204,8 +204,8 @@ def _reason(error: Exception) -> str:
         return "it needs its own code, which is never run"
     if "Weights only load failed" in str(error):  # the rest explains how to load it anyway
         return "it holds something other than tensors and numbers"
-    words = _first_line(error)
-    return words if " " in words else f"{type(error).__name__}: {words}"
+    line = _first_line(error)
+    return line if " " in line else f"{type(error).__name__}: {line}"
 
 
 def _first_line(error: BaseException) -> str:
@@ -227,9 +227,9 @@ def _memory_remedy(names: set[str]) -> str:
         ways.append(
             "shard the model: --sharding fsdp, with --parallel.offload where that is not enough"
         )
-    words = ", or ".join(ways) or OUT_OF_MEMORY.remedy.rstrip(".")
+    remedy = ", or ".join(ways) or OUT_OF_MEMORY.remedy.rstrip(".")
     if len(ways) > 1:
-        words += " (--dry-run prints the memory plan)"
-    return f"{words[0].upper()}{words[1:]}" + (
+        remedy += " (--dry-run prints the memory plan)"
+    return f"{remedy[0].upper()}{remedy[1:]}" + (
         "; then run the same command with --resume." if "resume" in names else "."
     )

@@ -92,15 +92,16 @@ class MismatchError(InputError):
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     """`Did you mean …? ` for the known word that begins so, or is most like it; else empty."""
-    found = closest(word, known)
-    return f"Did you mean {prefix}{found}? " if found else ""
+    match = closest(word, known)
+    return f"Did you mean {prefix}{match}? " if match else ""
 
 
 def closest(word: str, known: Iterable[str]) -> str:
     """The known word that begins so, or is most like it; empty if none is."""
     known = list(known)
-    begun = [one for one in known if word and one.startswith(word)]
-    bare, asked = {one.lstrip("-"): one for one in known}, word.lstrip("-")
-    alike = [one for one in bare if one.split("-")[0] == asked.split("-")[0]]  # in the first word
-    like = get_close_matches(asked, bare, n=1) or get_close_matches(asked, alike, n=1, cutoff=0.4)
-    return next(iter([*begun, *(bare[one] for one in like)]), "")
+    begun = [name for name in known if word and name.startswith(word)]
+    bare, query = {name.lstrip("-"): name for name in known}, word.lstrip("-")
+    # those that begin with the same word
+    alike = [name for name in bare if name.split("-")[0] == query.split("-")[0]]
+    like = get_close_matches(query, bare, n=1) or get_close_matches(query, alike, n=1, cutoff=0.4)
+    return next(iter([*begun, *(bare[name] for name in like)]), "")

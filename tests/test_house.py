@@ -11,6 +11,7 @@ from tests.servers.commands import REPOSITORY
 PACKAGES = ("rlhf", "reward", "policies", "labeling_app")
 FOLDERS = (*PACKAGES, "tests", "examples")
 MOST_ENTRIES, MOST_LINES, MOST_LINES_OF_FUNCTION, MOST_ARGUMENTS = 14, 400, 60, 7
+VAGUE_NAMES = {"found", "one", "place", "places", "words"}
 FORMULAS = {  # pure functions of numbers take as many as their formula has
     ("policies/formulas.py", "policy_loss"),
     ("policies/formulas.py", "shape_rewards"),
@@ -35,6 +36,15 @@ def imported_names(path: Path) -> Iterator[str]:
             yield from (one.name for one in node.names)
         if isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{one.name}" for one in node.names)
+
+
+def bound_names(path: Path) -> Iterator[str]:
+    """The names of variables, fields and parameters."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
 
 
 def count_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -78,6 +88,15 @@ def test_functions_take_few_arguments() -> None:
         if count_arguments(function) > MOST_ARGUMENTS
     }
     assert set(many) <= FORMULAS, many
+
+
+def test_names_say_what_they_hold() -> None:
+    vague = {
+        str(path.relative_to(REPOSITORY)): sorted(names)
+        for path in files((*PACKAGES, "examples"))
+        if (names := VAGUE_NAMES & set(bound_names(path)))
+    }
+    assert not vague
 
 
 def test_no_test_file_is_imported_by_another() -> None:

@@ -43,13 +43,13 @@ Sizes = dict[str, int]
 Row = dict[str, Any]
 
 
-def rlhf(*words: str) -> Row:
+def rlhf(*arguments: str) -> Row:
     """The result of a command."""
-    command = [sys.executable, "-m", "rlhf.cli", *words, "--json"]
+    command = [sys.executable, "-m", "rlhf.cli", *arguments, "--json"]
     began, before = time.monotonic(), children_seconds()
     done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
-    found: Row = json.loads(done.stdout.splitlines()[-1])
-    return found | {"busy": (children_seconds() - before) / (time.monotonic() - began)}
+    result: Row = json.loads(done.stdout.splitlines()[-1])
+    return result | {"busy": (children_seconds() - before) / (time.monotonic() - began)}
 
 
 def children_seconds() -> float:
@@ -61,9 +61,9 @@ def children_seconds() -> float:
 def write_inputs(folder: Path, sizes: Sizes) -> None:
     """An export of rankings, and a file of prompts, of these sizes."""
     lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-    by_split = {s: [one for one in lines if one["split"] == s] for s in ("train", "test")}
+    by_split = {s: [line for line in lines if line["split"] == s] for s in ("train", "test")}
     generator = random.Random(0)
-    vocabulary = " ".join(one["prompt"] for one in lines).split()
+    vocabulary = " ".join(line["prompt"] for line in lines).split()
 
     def answer() -> str:
         return " ".join(generator.choices(vocabulary, k=generator.randint(*WORDS)))
@@ -72,7 +72,9 @@ def write_inputs(folder: Path, sizes: Sizes) -> None:
         return [*by_split["train"][:count], *by_split["test"][:HELD_OUT]]
 
     folder.mkdir(parents=True)
-    pairs = [{**one, "chosen": answer(), "rejected": answer()} for one in chosen(sizes["rankings"])]
+    pairs = [
+        {**line, "chosen": answer(), "rejected": answer()} for line in chosen(sizes["rankings"])
+    ]
     write_lines(folder / "pairs.jsonl", pairs)
     write_lines(folder / "prompts.jsonl", chosen(sizes["prompts"]))
     rlhf("import", str(folder / "pairs.jsonl"), "--db", str(folder / "labels.db"))
@@ -104,16 +106,16 @@ def command(stage: str, folder: Path, shared: Path, sizes: Sizes, model: str) ->
 
 
 def forecast(stage: str, known: Row, sizes: Sizes, model: str, like: Path | None) -> Row:
-    """What `rlhf plan` says of a run that has `sizes`; without `like`, lengths are as known."""
+    """The forecast by `rlhf plan` of a run with `sizes`; without `like`, lengths are as known."""
     name = {"reward_lora": "rankings", "reference": "prompts"}.get(stage, "steps")
     amount = {**({} if like else known), "steps" if name == "steps" else "prompts": sizes[name]}
-    words = ["plan", "--model", model, "--price-per-hour", str(PRICE)]
+    arguments = ["plan", "--model", model, "--price-per-hour", str(PRICE)]
     for field, value in amount.items():
-        words += [f"--amount.{field.replace('_', '-')}", str(value)]
+        arguments += [f"--amount.{field.replace('_', '-')}", str(value)]
     if like:
-        words += ["--like", str(like)]
-    found: Row = rlhf(*words)["forecast"]["stages"][stage]
-    return found
+        arguments += ["--like", str(like)]
+    stage_forecast: Row = rlhf(*arguments)["forecast"]["stages"][stage]
+    return stage_forecast
 
 
 def measure(stage: str, work: Path, sizes: Sizes, model: str) -> Row:
@@ -131,7 +133,7 @@ def measure(stage: str, work: Path, sizes: Sizes, model: str) -> Row:
         "price": round(price, 1),
         "forecast": round(like["price"], 1),
         "ratio": round(like["price"] / price, 3),
-        "busy": [round(one["busy"], 3) for one in (trial, done)],
+        "busy": [round(run["busy"], 3) for run in (trial, done)],
         "ratio_at_equal_load": round(like["price"] / price * trial["busy"] / done["busy"], 3),
         "assumed": round(assumed["price"], 1),
         "assumed_ratio": round(assumed["price"] / price, 3),

@@ -47,7 +47,7 @@ class Annotator:
     def submit(self, at: float) -> None:
         """Rank the four as they stand; the wait counts from `at`, when it was due."""
         self.due, self.name = at, uuid.uuid4().hex
-        tiers = [[place] for place in range(RESPONSES)]
+        tiers = [[index] for index in range(RESPONSES)]
         payload = {"op": "submit", "id": self.name, "ticket": self.task, "tiers": tiers}
         self._send({**payload, "duration_ms": 30_000})
 
@@ -183,9 +183,9 @@ def evaluated_loop(file: Path, out: Path, num_rounds: int) -> None:
             write_json(run.stage_file, {"stage": folder, "status": "done"})
             run.report_html.write_text(f"<!doctype html><h1>{folder}</h1>", encoding="utf-8")
         rate = {"value": 0.62, "low": 0.55, "high": 0.69, "level": 0.95, "n": 200, "p_value": 0.004}
-        found = {"round": number, "judge": "a reward model", "outcome": "better", "accuracy": rate}
-        found |= {"rankings": 1000 * (number + 1), "new_rankings": 1000}
-        results.append({**found, "win_rate": {"original": rate, "before": rate}})
+        result = {"round": number, "judge": "a reward model", "outcome": "better", "accuracy": rate}
+        result |= {"rankings": 1000 * (number + 1), "new_rankings": 1000}
+        results.append({**result, "win_rate": {"original": rate, "before": rate}})
     write_json(loop.stage_file, {"stage": "loop", "status": "done"})
     loop.config_file.write_text(text, encoding="utf-8")
     write_json(loop.commands_file, {"commands": commands})

@@ -70,9 +70,9 @@ def main() -> None:
                 times[name].append(taken)
     for name, taken in times.items():
         ratio = median(times["generate"]) / median(taken)
-        runs = ", ".join(f"{one:.2f}" for one in taken)
-        words = f"{name:10}  {median(taken):6.2f} ms a token ({runs}), {ratio:.2f} x generate"
-        print(words, file=sys.stderr if arguments.json else sys.stdout)
+        runs = ", ".join(f"{milliseconds:.2f}" for milliseconds in taken)
+        line = f"{name:10}  {median(taken):6.2f} ms a token ({runs}), {ratio:.2f} x generate"
+        print(line, file=sys.stderr if arguments.json else sys.stdout)
     if arguments.json:
         threads = torch.get_num_threads()
         print(json.dumps({"precision": arguments.precision, "threads": threads, "times": times}))
@@ -90,8 +90,8 @@ def milliseconds_a_token(
 
     sampling = Sampling(temperature=0.8, max_new_tokens=NEW_TOKENS, seed=0)
     began = time.perf_counter()
-    found = sample_responses(sampler, model, tokenizer, prompts, sampling, len(prompts))
-    return 1000 * (time.perf_counter() - began) / sum(len(one.token_ids) for one in found)
+    samples = sample_responses(sampler, model, tokenizer, prompts, sampling, len(prompts))
+    return 1000 * (time.perf_counter() - began) / sum(len(sample.token_ids) for sample in samples)
 
 
 if __name__ == "__main__":

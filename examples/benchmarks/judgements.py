@@ -61,12 +61,14 @@ def build_groups(lines: list[Line], arguments: Namespace, *, apart: bool) -> "li
     longest = arguments.response_tokens
     groups = []
     for number, line in enumerate(lines):
-        asked = tokenizer.encode(line["prompt"], add_special_tokens=False)
-        asked = tokenizer.decode(asked[: arguments.prompt_tokens])
-        chat = (Message(role="user", content=asked),)
+        prompt_ids = tokenizer.encode(line["prompt"], add_special_tokens=False)
+        prompt_text = tokenizer.decode(prompt_ids[: arguments.prompt_tokens])
+        chat = (Message(role="user", content=prompt_text),)
         prompt = tuple(encode_prompt(tokenizer, Prompt.create(chat, "train", "")))
-        texts = [Response(id="", prompt_id="", text=t, model="") for t in line["responses"]]
-        answers = tuple(tuple(encode_response(tokenizer, one, "")[:longest]) for one in texts)
+        responses = [Response(id="", prompt_id="", text=t, model="") for t in line["responses"]]
+        answers = tuple(
+            tuple(encode_response(tokenizer, response, "")[:longest]) for response in responses
+        )
         pairs = [Pair(i, j, 1.0, 0, "benchmark") for i, j in line["pairs"]]
         if apart:
             only = (Pair(0, 1, 1.0, 0, "benchmark"),)

@@ -79,10 +79,10 @@ def build_database(path: Path, num_prompts: int, users: int = ANNOTATORS) -> Non
     from rlhf.records.schema import Message, Prompt, Response
 
     generator = random.Random(0)
-    words = ["time", "people", "water", "house", "music", "light", "paper", "river", "green"]
+    vocabulary = ["time", "people", "water", "house", "music", "light", "paper", "river", "green"]
 
     def text(number: int) -> str:
-        return " ".join(generator.choices(words, k=number))
+        return " ".join(generator.choices(vocabulary, k=number))
 
     with Store(path) as store:
         for start in range(0, num_prompts, 2_000):
@@ -142,8 +142,8 @@ def serving(*command: str) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    words = [sys.executable, *command, "--port", str(port)]
-    with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.DEVNULL) as process:
+    arguments = [sys.executable, *command, "--port", str(port)]
+    with subprocess.Popen(arguments, cwd=REPOSITORY, stdout=subprocess.DEVNULL) as process:
         try:
             for _ in range(1200):
                 if process.poll() is not None:
@@ -172,12 +172,12 @@ def measure_rush(
 ) -> dict[str, float]:
     """No think time: submits per second, the wait, and what a submit costs the processors."""
 
-    def think(one: Annotator) -> float | None:
-        return 0.0 if len(one.waits) < submits_each else None
+    def think(annotator: Annotator) -> float | None:
+        return 0.0 if len(annotator.waits) < submits_each else None
 
     server_before, client_before = server.cpu_seconds(), time.process_time()
     seconds = drive(people, think)
-    waits = [wait for one in people for wait in one.waits]
+    waits = [wait for annotator in people for wait in annotator.waits]
     return {
         "submits_per_second": len(waits) / seconds,
         "server_cpu_ms": 1000 * (server.cpu_seconds() - server_before) / len(waits),
@@ -192,7 +192,7 @@ def measure_load(db: Path, server: Server) -> dict[str, float]:
 
     people = sign_in_all(db, server.port)
     rush = measure_rush(server, people)
-    acknowledged = {name for one in people for name in one.acknowledged}
+    acknowledged = {name for annotator in people for name in annotator.acknowledged}
     database = Database(db)
     stored = [
         (row["id"], row["task_id"])
@@ -213,15 +213,15 @@ def measure_pace(db: Path, port: int, seconds: float) -> dict[str, float]:
     chance = random.Random(0)
     end = time.perf_counter() + seconds
 
-    def think(one: Annotator) -> float | None:
+    def think(annotator: Annotator) -> float | None:
         # The server lets go of a connection that is idle for 5 s.
-        one.hang_up()
-        lowest, highest = (0.5, 1.5) if one.waits else (0.0, 1.0)
+        annotator.hang_up()
+        lowest, highest = (0.5, 1.5) if annotator.waits else (0.0, 1.0)
         wanted = chance.uniform(lowest, highest) * pause
         return wanted if time.perf_counter() + wanted < end else None
 
     drive(people, think)
-    waits = [wait for one in people for wait in one.waits]
+    waits = [wait for annotator in people for wait in annotator.waits]
     return {"submits_per_second": len(waits) / seconds, **percentiles(waits)}
 
 
@@ -250,14 +250,14 @@ def measure_leads(folder: Path, pairs: int, submits_each: dict[str, int]) -> lis
         for _ in range(pairs):
             runs.append({"case": "no lead", **rush(submits_each["no lead"])})
             with visiting(server.port, cookie, LEAD_PAGES) as visits:
-                found = rush(submits_each["lead"])
+                metrics = rush(submits_each["lead"])
             pages = percentiles([seconds for _, seconds in visits])
             lead = {f"page_{name}": value for name, value in pages.items()}
             slowest = {
                 f"max_ms_{page.rpartition('/')[2]}": 1000 * max(s for p, s in visits if p == page)
                 for page in LEAD_PAGES
             }
-            runs.append({"case": "lead", **found, "visits": len(visits), **lead, **slowest})
+            runs.append({"case": "lead", **metrics, "visits": len(visits), **lead, **slowest})
     return runs
 
 
@@ -321,13 +321,13 @@ def measure_browser(db: Path, submits: int) -> dict[str, float]:
 
 def keep_promises(quick: bool) -> dict[str, float]:
     """Run the tests of what must never happen; 1 is kept, 0 is broken."""
-    found = {}
+    results = {}
     for test in (KILL.format("two" if quick else "a_hundred"), *PROMISES):
         command = [sys.executable, "-m", "pytest", "-q", TESTS + test]
         done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
         skipped = "skipped" in done.stdout.splitlines()[-1]
-        found[test] = float(done.returncode == 0 and not skipped)
-    return found
+        results[test] = float(done.returncode == 0 and not skipped)
+    return results
 
 
 def measure_app(folder: Path, prompts: int, seconds: float) -> list[dict[str, Any]]:

@@ -153,7 +153,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     take_three_steps(accelerator, module, case, lambda model: model(inputs).sum())
     if case.sharding != "auto":
         load = Load(length, case.sequences, case.checkpointing, 16)
-        option = next(one for one in OPTIONS if one.strategy == case.sharding)
+        option = next(candidate for candidate in OPTIONS if candidate.strategy == case.sharding)
         return stage_bytes("reward", option, shape, load, PROCESSES)
     return reward_plan(
         shape,
@@ -318,15 +318,20 @@ def peak_resident_bytes() -> int:
 def run_case(model: str, case: Case) -> dict[str, Any]:
     """Measure one case in a fresh process."""
     given = ["--model", model, "--case", json.dumps(asdict(case))]
-    words = [sys.executable, "-P", __file__, *given]  # not beside reward.py, which hides a package
+    command = [
+        sys.executable,
+        "-P",
+        __file__,
+        *given,
+    ]  # not beside reward.py, which hides a package
     if case.sharding != "auto":
         agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
-        words = [*agent, f"--nproc-per-node={PROCESSES}", *words]
+        command = [*agent, f"--nproc-per-node={PROCESSES}", *command]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    ratio = found["measured"] / found["planned"]
-    return {"model": Path(model).name, **asdict(case), **found, "ratio": round(ratio, 3)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    memory = json.loads(done.stdout.splitlines()[-1])
+    ratio = memory["measured"] / memory["planned"]
+    return {"model": Path(model).name, **asdict(case), **memory, "ratio": round(ratio, 3)}
 
 
 def main() -> None:
@@ -338,9 +343,9 @@ def main() -> None:
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
-        found = measure(arguments.model, Case(**json.loads(arguments.case)))
+        memory = measure(arguments.model, Case(**json.loads(arguments.case)))
         if os.environ.get("RANK", "0") == "0":
-            print(json.dumps(found))
+            print(json.dumps(memory))
         return
     with tempfile.TemporaryDirectory() as folder:
         tiny = str(build_tiny_model(Path(folder) / "tiny"))
@@ -348,9 +353,9 @@ def main() -> None:
         if not arguments.quick:
             runs += [run_case(str(REAL_MODEL), case) for case in REAL_CASES + SHARDED_CASES]
     for run in runs:
-        words = [f"{key}={run[key]}" for key in asdict(TINY_CASES[0])]
+        fields = [f"{key}={run[key]}" for key in asdict(TINY_CASES[0])]
         sizes = [f"{key} {run[key] / 2**20:.0f} MiB" for key in ("planned", "measured")]
-        print(run["model"], *words, *sizes, f"ratio {run['ratio']}")
+        print(run["model"], *fields, *sizes, f"ratio {run['ratio']}")
     if arguments.json:
         worst = max((run["ratio"] for run in runs), key=lambda ratio: abs(ratio - 1))
         versions = {name: version(name) for name in ("torch", "transformers")}

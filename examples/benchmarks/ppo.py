@@ -95,7 +95,7 @@ def write_prompt_ids(reference: str, file: Path) -> list[list[int]]:
     from policies.reference.store import open_store
 
     groups = open_store(Path(reference) / "outputs").by_prompt("train")
-    ids = [[int(one) for one in group[0].prompt_ids] for group in groups]
+    ids = [[int(token) for token in group[0].prompt_ids] for group in groups]
     file.write_text(json.dumps(ids), encoding="utf-8")
     return ids
 
@@ -163,9 +163,9 @@ def measure_speed(arguments: argparse.Namespace) -> Line:
         for kind in kinds:
             steps = run_job(arguments, inputs, kind)
             timed = steps[1:]
-            run = {name: statistics.median(one[name] for one in timed) for name in PHASES}
-            run |= {name: statistics.fmean(one[name] for one in timed) for name in ("length",)}
-            seconds = statistics.median(one["seconds"] for one in timed)
+            run = {name: statistics.median(step[name] for step in timed) for name in PHASES}
+            run |= {name: statistics.fmean(step[name] for step in timed) for name in ("length",)}
+            seconds = statistics.median(step["seconds"] for step in timed)
             speeds[kind] = arguments.episodes / seconds
             runs.append({"kind": kind, "round": number, "episodes_per_second": speeds[kind], **run})
             phases = "  ".join(f"{name} {run[name]:.1f} s" for name in PHASES)
@@ -176,22 +176,22 @@ def measure_speed(arguments: argparse.Namespace) -> Line:
     if max(lengths) > min(lengths) * (1 + LARGEST_DIFFERENCE):
         raise SystemExit(f"answers of {min(lengths):.1f} and {max(lengths):.1f} tokens: other work")
     for kind, each in ratios.items():
-        found = f"x{statistics.median(each):.2f} of {kind}, median of {len(each)} pairs"
-        print(f"{found}, {min(each):.2f} to {max(each):.2f}")
+        summary = f"x{statistics.median(each):.2f} of {kind}, median of {len(each)} pairs"
+        print(f"{summary}, {min(each):.2f} to {max(each):.2f}")
     limits = show_limits(arguments, prompts, [run for run in runs if run["kind"] == "ours"])
     ratio = round(statistics.median(ratios[kinds[1]]), 2)
     return {"ratio": ratio, "ratios": ratios, "limits": limits, "runs": runs}
 
 
 def show_limits(arguments: argparse.Namespace, prompts: list[list[int]], runs: list[Line]) -> Line:
-    """What each phase of ours would take at this machine's own rates, and what it takes."""
+    """The seconds that each phase of ours takes, and would take at this machine's own rates."""
     from rlhf.planning.planner import read_shape
 
     flops, bandwidth = matmul_rate(arguments.quick), memory_rate(arguments.quick)
     length = statistics.fmean(run["length"] for run in runs)
     columns = zip(*prompts, strict=False)
     shared = len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
-    each = statistics.fmean(len(one) - shared for one in prompts)
+    each = statistics.fmean(len(prompt) - shared for prompt in prompts)
     fed, answered = shared + arguments.episodes * each, arguments.episodes * length
     shape = read_shape(arguments.model)
     trunk, head = shape.trunk_linear, shape.linear - shape.trunk_linear
@@ -266,13 +266,13 @@ def measure_target(arguments: argparse.Namespace) -> Line:
     goal = start + SHARE_OF_GAIN * (end - start)
     seconds, reached = {}, {}
     for name, steps in (("ours", ours), ("trl", theirs)):
-        there = [place for place, value in enumerate(curves[name]) if value >= goal]
-        place = min(there[0] + WINDOW, len(steps)) - 1 if there else len(steps) - 1
-        seconds[name], reached[name] = steps[place]["wall"], bool(there)
-        words = f"after step {place + 1}" if there else "never; all its steps"
+        there = [index for index, value in enumerate(curves[name]) if value >= goal]
+        index = min(there[0] + WINDOW, len(steps)) - 1 if there else len(steps) - 1
+        seconds[name], reached[name] = steps[index]["wall"], bool(there)
+        note = f"after step {index + 1}" if there else "never; all its steps"
         print(
             f"{name:5} gold {curves[name][0]:+.2f} → {max(curves[name]):+.2f}  "
-            f"{goal:+.2f} in {seconds[name]:.0f} s ({words})"
+            f"{goal:+.2f} in {seconds[name]:.0f} s ({note})"
         )
     ratio = seconds["trl"] / seconds["ours"]
     sign = "" if reached["trl"] else "at least "

@@ -84,8 +84,8 @@ def seconds(accelerator: Any, policy: Any, batch: Sequences) -> float:
     """A gradient of the log-probs of eight responses, as in an update."""
     begun = time.perf_counter()
     with accelerator.autocast():
-        found = response_log_probs(policy, batch, 0.8)
-    found.first(batch.responses.mask).sum().backward()
+        log_probs = response_log_probs(policy, batch, 0.8)
+    log_probs.first(batch.responses.mask).sum().backward()
     policy.zero_grad()
     return time.perf_counter() - begun
 

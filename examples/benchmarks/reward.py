@@ -70,7 +70,7 @@ def wrap(model: Any, kind: str, tokens: int) -> "TrainState":
     shared = kind in ("prompts", "packed")
     if shared and (obstacle := share_prompts(module.classifier)):
         raise SystemExit(f"prompts cannot be shared: {obstacle}")
-    trained = [one for one in module.parameters() if one.requires_grad]
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = AdamW(trained, lr=0.0, weight_decay=0.0, fused=True)
     prepared, optimizer = accelerator.prepare(module, optimizer)
     budget = 1 if kind == "prompts" else tokens
@@ -93,9 +93,9 @@ def run_ours(lines: list[Line], held_out: list[Line], arguments: argparse.Namesp
         chosen = [groups[number] for number in order[first : first + per_step]]
         take_step(state, chosen, arguments.learning_rate)
     seconds = time.perf_counter() - began
-    real, total = count_tokens(state, groups, arguments.prompts_per_step)
-    found = {"loss": loss, "seconds": seconds, "real_tokens": real / total, "tokens": total}
-    return found | judge(state, held_out, arguments)
+    real, total = count_tokens(state, [groups[number] for number in order], per_step)
+    metrics = {"loss": loss, "seconds": seconds, "real_tokens": real / total, "tokens": total}
+    return metrics | judge(state, held_out, arguments)
 
 
 def first_loss(state: "TrainState", groups: "list[Group]") -> float:
@@ -230,13 +230,13 @@ def load_model(arguments: argparse.Namespace) -> Any:
 
 
 def work(arguments: argparse.Namespace) -> Line:
-    """What a process of its own does: train, and say how long it took and what it held."""
+    """Train in this process; return also the rankings per second and the peak of its memory."""
     whole = read_judgements(arguments.data, arguments.prompts + arguments.held_out)
     lines, held_out = whole[: arguments.prompts], whole[arguments.prompts :]
     lines = lines * arguments.repeat
-    found = (run_trl if arguments.kind == "trl" else run_ours)(lines, held_out, arguments)
-    speed = len(lines) / found["seconds"]
-    return {**found, "rankings_per_second": speed, "peak_gib": peak_memory()}
+    metrics = (run_trl if arguments.kind == "trl" else run_ours)(lines, held_out, arguments)
+    speed = len(lines) / metrics["seconds"]
+    return {**metrics, "rankings_per_second": speed, "peak_gib": peak_memory()}
 
 
 def peak_memory() -> float:
@@ -256,8 +256,8 @@ def measure(arguments: argparse.Namespace, **changes: Any) -> Line:
     given = [(name, settings[name]) for name in names if settings[name] is not None]
     flags = [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
     flags += ["--gradient-checkpointing"] if arguments.gradient_checkpointing else []
-    words = [sys.executable, __file__, arguments.what, *flags]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, cwd=REPOSITORY)
+    command = [sys.executable, __file__, arguments.what, *flags]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=REPOSITORY)
     return {**changes, **json.loads(done.stdout.splitlines()[-1])}
 
 
@@ -268,7 +268,9 @@ def measure_speed(arguments: argparse.Namespace) -> Line:
         run = measure(arguments, kind=kind, held_out=0)
         runs.append(run)
         speed = run["rankings_per_second"]
-        trl, above = (one["rankings_per_second"] for one in (runs[0], runs[max(0, len(runs) - 2)]))
+        trl, above = (
+            baseline["rankings_per_second"] for baseline in (runs[0], runs[max(0, len(runs) - 2)])
+        )
         print(
             f"{kind:8} {speed:7.3f} rankings/s  x{speed / trl:.2f} of trl"
             f"  x{speed / above:.2f} of the line above  "

@@ -41,7 +41,7 @@ QUESTION = "Tell me about the sea, the wind and the light in a few sentences. "
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients ask: so many completions each, of so many tokens."""
+    """The requests of each client: so many completions, of so many tokens."""
 
     rounds: int
     tokens: int
@@ -67,10 +67,10 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         writer.write(length.encode() + body)
     else:
         [length] = [ln for ln in head.lower().split(b"\r\n") if ln.startswith(b"content-length")]
-        asked = json.loads(await reader.readexactly(int(length.partition(b":")[2])))
+        request = json.loads(await reader.readexactly(int(length.partition(b":")[2])))
         writer.write(HEAD)
         token, began = chunk_of(" token", None), time.monotonic()
-        for number in range(1, asked["max_tokens"] + 1):
+        for number in range(1, request["max_tokens"] + 1):
             due = began + number / TOKENS_PER_SECOND - time.monotonic()
             if due > 0:
                 await asyncio.sleep(due)
@@ -90,9 +90,9 @@ async def serve_stub(port: int) -> None:
 # --------------------------------------------------------------------------------- the clients
 
 
-async def stream_once(port: int, model: str, place: int, tokens: int) -> tuple[int, float]:
+async def stream_once(port: int, model: str, index: int, tokens: int) -> tuple[int, float]:
     """One completion: the tokens that arrived, and the seconds until the first."""
-    messages = [{"role": "user", "content": f"{QUESTION} {place}"}]
+    messages = [{"role": "user", "content": f"{QUESTION} {index}"}]
     body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True}
     content = json.dumps({**body, "temperature": 1.0}).encode()
     began = time.perf_counter()
@@ -103,11 +103,11 @@ async def stream_once(port: int, model: str, place: int, tokens: int) -> tuple[i
     count, first, rest = 0, 0.0, b""
     while piece := await reader.read(2**16):
         rest += piece
-        found = rest.count(b'"content":"')
-        if found and not count:
+        arrived = rest.count(b'"content":"')
+        if arrived and not count:
             first = time.perf_counter() - began
-        count += found
-        rest = rest[-10:] if found else rest[-400:]
+        count += arrived
+        rest = rest[-10:] if arrived else rest[-400:]
     writer.close()
     return count, first
 
@@ -115,17 +115,21 @@ async def stream_once(port: int, model: str, place: int, tokens: int) -> tuple[i
 async def load_server(port: int, model: str, load: Load) -> dict[str, float]:
     """All clients at once: tokens per second and the median wait for a first token."""
 
-    async def one_client(place: int) -> list[tuple[int, float]]:
+    async def one_client(client: int) -> list[tuple[int, float]]:
         return [
-            await stream_once(port, model, 1000 * number + place, load.tokens)
+            await stream_once(port, model, 1000 * number + client, load.tokens)
             for number in range(load.rounds)
         ]
 
     began = time.perf_counter()
-    found = [one for many in await asyncio.gather(*map(one_client, range(STREAMS))) for one in many]
+    completions = [
+        completion
+        for many in await asyncio.gather(*map(one_client, range(STREAMS)))
+        for completion in many
+    ]
     seconds = time.perf_counter() - began
-    tokens = sum(count for count, _ in found)
-    first = statistics.median(wait for _, wait in found)
+    tokens = sum(count for count, _ in completions)
+    first = statistics.median(wait for _, wait in completions)
     return {"tokens": tokens, "tokens_per_second": tokens / seconds, "first_ms": 1000 * first}
 
 
@@ -133,11 +137,11 @@ async def load_server(port: int, model: str, load: Load) -> dict[str, float]:
 
 
 @contextmanager
-def running(words: list[str], port: int, path: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], port: int, path: str) -> Iterator[subprocess.Popen[bytes]]:
     """A server process that answers at `path`."""
     settings = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY)}
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(words, stdout=quiet, stderr=quiet, env=settings) as process:
+    with subprocess.Popen(command, stdout=quiet, stderr=quiet, env=settings) as process:
         try:
             deadline = time.monotonic() + STARTING_SECONDS
             while True:
@@ -146,7 +150,7 @@ def running(words: list[str], port: int, path: str) -> Iterator[subprocess.Popen
                         break
                 except OSError:
                     if process.poll() is not None or time.monotonic() > deadline:
-                        raise RuntimeError(f"{words} does not answer") from None
+                        raise RuntimeError(f"{command} does not answer") from None
                     time.sleep(0.2)
             yield process
         finally:
@@ -167,18 +171,18 @@ def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def measure_pairs(words: list[str], port: int, model: str, load: Load, pairs: int) -> list[Any]:
+def measure_pairs(command: list[str], port: int, model: str, load: Load, pairs: int) -> list[Any]:
     """Direct and through the proxy, in turn.
 
     Args:
-        words: the command line of the server behind.
+        command: the command line of the server behind.
         port: where it serves.
         model: its name there.
         load: what the clients ask.
         pairs: how many.
     """
     proxy_port = free_port()
-    with tempfile.TemporaryDirectory() as folder, running(words, port, "/health"):
+    with tempfile.TemporaryDirectory() as folder, running(command, port, "/health"):
         db = Path(folder) / "labels.db"
         proxied = [sys.executable, "-m", "rlhf.cli", "serve", "--db", str(db), "--policy", model]
         proxied += ["--endpoint", f"http://127.0.0.1:{port}/v1", "--port", str(proxy_port)]
@@ -190,10 +194,10 @@ def measure_pairs(words: list[str], port: int, model: str, load: Load, pairs: in
                 for through in (False, True) if number % 2 else (True, False):
                     before = cpu_seconds(proxy)
                     target = (proxy_port, "policy") if through else (port, model)
-                    found = asyncio.run(load_server(*target, load))
+                    metrics = asyncio.run(load_server(*target, load))
                     if through:
-                        found["cpu_ms"] = 1000 * (cpu_seconds(proxy) - before) / found["tokens"]
-                    run["proxy" if through else "direct"] = found
+                        metrics["cpu_ms"] = 1000 * (cpu_seconds(proxy) - before) / metrics["tokens"]
+                    run["proxy" if through else "direct"] = metrics
                 run["ratio"] = (
                     run["proxy"]["tokens_per_second"] / run["direct"]["tokens_per_second"]
                 )
@@ -207,20 +211,20 @@ def require_kept(db: Path, expected: int) -> None:
     """Check that the proxy has kept every response: it would be fast otherwise."""
     from sqlite_utils import Database
 
-    kept = Database(db).execute("SELECT COUNT(*) FROM served").fetchone()[0]
-    if kept != expected:
-        raise RuntimeError(f"{kept} of {expected} responses were kept")
+    count = Database(db).execute("SELECT COUNT(*) FROM served").fetchone()[0]
+    if count != expected:
+        raise RuntimeError(f"{count} of {expected} responses were kept")
 
 
 def summary(runs: list[Any]) -> dict[str, float]:
     """Medians over pairs."""
-    found = {"ratio": statistics.median(run["ratio"] for run in runs), "pairs": len(runs)}
+    medians = {"ratio": statistics.median(run["ratio"] for run in runs), "pairs": len(runs)}
     for side, name in (
         *(("direct", "tokens_per_second"), ("proxy", "tokens_per_second")),
         *(("direct", "first_ms"), ("proxy", "first_ms"), ("proxy", "cpu_ms")),
     ):
-        found[f"{side}_{name}"] = statistics.median(run[side][name] for run in runs)
-    return found
+        medians[f"{side}_{name}"] = statistics.median(run[side][name] for run in runs)
+    return medians
 
 
 def main() -> None:
@@ -238,21 +242,25 @@ def main() -> None:
     pairs = 3 if arguments.quick else 9
     load = Load(rounds=1, tokens=100) if arguments.quick else Load(rounds=2, tokens=150)
     port, engine, model = free_port(), arguments.engine, "stub"
-    words = [sys.executable, __file__, "--stub", str(port)]
+    command = [sys.executable, __file__, "--stub", str(port)]
     if engine == "transformers":
         if arguments.model is None:
             parser.error("--engine transformers needs a model: --model FOLDER")
         model, load = arguments.model, Load(rounds=1, tokens=16 if arguments.quick else 64)
-        words = [str(Path(sys.executable).with_name("transformers")), "serve", model]
-        words += ["--port", str(port), "--log-level", "error", "--continuous-batching"]
-    runs = {engine: measure_pairs(words, port, model, load, pairs)}
-    found = {case: summary(of_case) for case, of_case in runs.items()}
-    for case, values in found.items():
+        command = [str(Path(sys.executable).with_name("transformers")), "serve", model]
+        command += ["--port", str(port), "--log-level", "error", "--continuous-batching"]
+    runs = {engine: measure_pairs(command, port, model, load, pairs)}
+    summaries = {case: summary(of_case) for case, of_case in runs.items()}
+    for case, values in summaries.items():
         print(case, *(f"{name}={value:.4g}" for name, value in values.items()))
     if arguments.json:
         names = ("starlette", "uvicorn", "httpx", *(["transformers"] if model != "stub" else []))
         versions = {name: version(name) for name in names}
-        print(json.dumps({"ratio": found[engine]["ratio"], "runs": found, "versions": versions}))
+        print(
+            json.dumps(
+                {"ratio": summaries[engine]["ratio"], "runs": summaries, "versions": versions}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -21,18 +21,18 @@ SETTINGS = {
 }
 
 
-def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The role, image and network of an account."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("role", "image", "filesystem", "mount", "subnet", "group"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--instance", default="ml.p5.48xlarge")
     parser.add_argument("--instances", type=int, default=2)
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 def estimator_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What sagemaker.pytorch.PyTorch is made with."""
+    """The arguments of sagemaker.pytorch.PyTorch."""
     return {
         "entry_point": "sagemaker_entry.sh",
         "source_dir": str(Path(__file__).parent),

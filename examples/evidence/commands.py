@@ -27,7 +27,7 @@ from rlhf.ranks import command_ending_with_parent
 from rlhf.run.rundir import RunDir
 
 Config = dict[str, Any]
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 AT_ONCE = 2  # parts
 
@@ -35,7 +35,7 @@ _running: set[subprocess.Popen[str]] = set()
 _share = threading.local()  # `cores` of a part that runs beside others
 
 
-def at_once(*parts: Callable[[], Found]) -> list[Found]:
+def at_once(*parts: Callable[[], Result]) -> list[Result]:
     """Do parts that need nothing of each other at the same time; return what each returns.
 
     Two at a time, each on half of the cores: a small model is hardly faster on two cores than on
@@ -52,7 +52,7 @@ def at_once(*parts: Callable[[], Found]) -> list[Found]:
 
     failed = threading.Event()
 
-    def do(part: Callable[[], Found]) -> Found:
+    def do(part: Callable[[], Result]) -> Result:
         if failed.is_set():
             raise CancelledError
         try:
@@ -65,9 +65,9 @@ def at_once(*parts: Callable[[], Found]) -> list[Found]:
         done = [pool.submit(do, part) for part in parts]
         try:
             wait(done, return_when=FIRST_EXCEPTION)
-            for one in filter(Future.done, done):  # what failed comes before what did not begin
-                one.result()
-            return [one.result() for one in done]
+            for future in filter(Future.done, done):  # what failed comes before what did not begin
+                future.result()
+            return [future.result() for future in done]
         except BaseException:
             failed.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -78,7 +78,7 @@ def at_once(*parts: Callable[[], Found]) -> list[Found]:
 def stop(parts: Sequence[Future[Any]]) -> None:
     """End the commands of parts at work, also those that a part just starts."""
     told: set[subprocess.Popen[str]] = set()
-    while not all(one.done() for one in parts):
+    while not all(future.done() for future in parts):
         for process in set(_running) - told:
             process.terminate()
             told.add(process)
@@ -93,34 +93,34 @@ def usable_cores() -> int:
 
 
 def rlhf(*arguments: str | Path | float) -> Config:
-    """Run one command and return what it found.
+    """Run one command and return its result.
 
     Raises:
         SystemExit: it failed; its own message is on stderr.
     """
     print("rlhf", *arguments, file=sys.stderr)
-    words = [*map(str, arguments), "--json"]
+    argv = [*map(str, arguments), "--json"]
     cores = getattr(_share, "cores", None)
-    code, output = in_here(words) if cores is None and "--processes" not in words else beside(words)
+    code, output = in_here(argv) if cores is None and "--processes" not in argv else beside(argv)
     if code:
         raise SystemExit(code)
     result: Config = json.loads(output.splitlines()[-1])
     return result
 
 
-def in_here(words: list[str]) -> tuple[int, str]:
+def in_here(argv: list[str]) -> tuple[int, str]:
     """Exit status and stdout of a command in this process, which has torch loaded."""
     output = StringIO()
     with redirect_stdout(output):
-        return main(words), output.getvalue()
+        return main(argv), output.getvalue()
 
 
-def beside(words: list[str]) -> tuple[int, str]:
+def beside(argv: list[str]) -> tuple[int, str]:
     """The same of a command in a process of its own.
 
     It is killed with this one, so that an experiment that goes on later finds its folders free.
     """
-    command = [sys.executable, "-m", "rlhf.cli", *words]
+    command = [sys.executable, "-m", "rlhf.cli", *argv]
     command = command_ending_with_parent(command, signal.SIGKILL)
     cores = getattr(_share, "cores", None)
     env = None if cores is None else {**os.environ, "OMP_NUM_THREADS": str(cores)}

@@ -74,10 +74,10 @@ def run(
         sys.exit(error.exit_code)
     result = {"experiment": name, **measured, **diary, **provenance()}
     for folder in (arguments.out, here / "results") if arguments.keep else (arguments.out,):
-        place = folder / ("result.json" if folder == arguments.out else f"{name}.json")
-        write_json(place, result)
+        path = folder / ("result.json" if folder == arguments.out else f"{name}.json")
+        write_json(path, result)
         if plot:
-            plot(result).savefig(place.with_name(f"{name}.png"), dpi=150)
+            plot(result).savefig(path.with_name(f"{name}.png"), dpi=150)
     print(markdown(tabulate(result)))
     if compare:
         print(f"\n{markdown(compare(result))}")
@@ -148,10 +148,10 @@ def empty_plot(x: str, start: float) -> tuple[Figure, Axes]:
     axes.set_ylabel("gold reward")
     axes.spines[["top", "right"]].set_visible(False)
     axes.axhline(start, color="#94a3b8", linewidth=1)
-    place = {"xytext": (-6, 4), "textcoords": "offset points", "ha": "right"}
+    position = {"xytext": (-6, 4), "textcoords": "offset points", "ha": "right"}
     right = axes.get_yaxis_transform()  # x from 0 to 1, y in rewards
     text = {"color": "#64748b", "fontsize": 8}
-    axes.annotate("original model", (1, start), xycoords=right, **place, **text)
+    axes.annotate("original model", (1, start), xycoords=right, **position, **text)
     return figure, axes
 
 
@@ -170,10 +170,12 @@ def sampled_prompts(config: Config) -> list[RankedPrompt]:
 def write_part(prompts: Path, number: int, part: Path) -> Path:
     """Write `number` training prompts, drawn at random, and all test prompts to a file."""
     lines = list(read_jsonl(prompts))
-    train = [place for place, line in enumerate(lines) if line["split"] == "train"]
+    train = [index for index, line in enumerate(lines) if line["split"] == "train"]
     drawn = set(np.random.default_rng(0).permutation(train)[:number].tolist())
-    kept = (line for place, line in enumerate(lines) if place in drawn or line["split"] == "test")
-    write_jsonl(part, kept)
+    chosen_lines = (
+        line for index, line in enumerate(lines) if index in drawn or line["split"] == "test"
+    )
+    write_jsonl(part, chosen_lines)
     return part
 
 
@@ -203,7 +205,7 @@ def _ranked(
         prompt_id=id_,
         annotator="signal",
         kind="signal",
-        tiers=tuple(tuple(responses[place].id for place in tier) for tier in tiers),
+        tiers=tuple(tuple(responses[index].id for index in tier) for tier in tiers),
     )
     moved = tuple(replace(response, prompt_id=id_) for response in responses)
     prompt = replace(record.prompt, id=id_)
@@ -224,7 +226,7 @@ def draw(records: Sequence[RankedPrompt], number: int, seed: int) -> list[Ranked
         )
     order = np.random.default_rng(seed).permutation(len(train))[:number]
     test = [record for record in records if record.prompt.split == "test"]
-    return [train[place] for place in order] + test
+    return [train[index] for index in order] + test
 
 
 def together(records: Sequence[RankedPrompt]) -> list[RankedPrompt]:
@@ -265,13 +267,13 @@ def write_dataset(out: Path, records: Sequence[RankedPrompt]) -> Path:
     return out
 
 
-def score(records: list[RankedPrompt], reward: Path, how: Config) -> np.ndarray:
+def score(records: list[RankedPrompt], reward: Path, settings: Config) -> np.ndarray:
     """The rewards (P, M) by a reward model of all responses to some prompts, once."""
-    answers, found = reward / "answers.jsonl", reward / "scored.jsonl"
-    if not found.exists():
+    answers, scored = reward / "answers.jsonl", reward / "scored.jsonl"
+    if not scored.exists():
         write_jsonl(answers, (record.to_json() for record in records))
-        rlhf("score", answers, "--reward", reward, "--out", found, *flags(how))
-    return np.array([line["rewards"] for line in read_jsonl(found)])
+        rlhf("score", answers, "--reward", reward, "--out", scored, *flags(settings))
+    return np.array([line["rewards"] for line in read_jsonl(scored)])
 
 
 def gold_of(config: Config) -> Signal:
@@ -279,18 +281,18 @@ def gold_of(config: Config) -> Signal:
     return load_signal(config["gold"])
 
 
-def signed(found: Config) -> str:
+def signed(difference: Config) -> str:
     """A difference with its interval, as a cell: `+0.21 (+0.13 to +0.29)`."""
-    if found["low"] is None:
-        return f"{found['value']:+.2f}"
-    return "{value:+.2f} ({low:+.2f} to {high:+.2f})".format(**found)
+    if difference["low"] is None:
+        return f"{difference['value']:+.2f}"
+    return "{value:+.2f} ({low:+.2f} to {high:+.2f})".format(**difference)
 
 
-def signed_points(found: Config) -> str:
+def signed_points(difference: Config) -> str:
     """A difference of two shares in percentage points, as a cell: `+2.1 (+1.3 to +2.9)`."""
-    if found["low"] is None:
-        return f"{100 * found['value']:+.1f}"
-    value, low, high = (100 * found[name] for name in ("value", "low", "high"))
+    if difference["low"] is None:
+        return f"{100 * difference['value']:+.1f}"
+    value, low, high = (100 * difference[name] for name in ("value", "low", "high"))
     return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
 
 

@@ -88,9 +88,9 @@ ROUND = (
 )
 
 
-def run(*words: str) -> None:
+def run(*arguments: str) -> None:
     """A command of rlhf."""
-    subprocess.run([sys.executable, "-m", "rlhf.cli", *words], cwd=REPOSITORY, check=True)
+    subprocess.run([sys.executable, "-m", "rlhf.cli", *arguments], cwd=REPOSITORY, check=True)
 
 
 def import_prompts(db: Path, number: int) -> None:
@@ -133,21 +133,21 @@ def fill(db: Path, model: str) -> None:
 
 
 def judged(task: Task, id_: str, noise: float, chance: random.Random) -> Submission:
-    """What somebody says of a task."""
-    found = [score("", text) + chance.gauss(0, noise) for text in task.texts]
-    order = sorted(range(len(found)), key=lambda place: -found[place])
+    """Somebody's ranking of a task."""
+    scores = [score("", text) + chance.gauss(0, noise) for text in task.texts]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
     seconds = chance.uniform(12, 40)
-    tiers = tuple((place,) for place in order)
+    tiers = tuple((index,) for index in order)
     return Submission(id=id_, task_id=task.id, tiers=tiers, duration_ms=int(1000 * seconds))
 
 
 @contextmanager
-def serving(db: Path, *words: str) -> Iterator[str]:
+def serving(db: Path, *arguments: str) -> Iterator[str]:
     """The address of the app."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = ["label", "--db", str(db), "--port", port, *words]
+    command = ["label", "--db", str(db), "--port", port, *arguments]
     with subprocess.Popen([sys.executable, "-m", "rlhf.cli", *command], cwd=REPOSITORY) as process:
         try:
             while process.poll() is None:
@@ -207,11 +207,13 @@ def take_board(browser: Browser, db: Path, rubric: Path) -> None:
 
 def put_in_order(page: Page) -> None:
     """Rank the answers by keyboard, and say how much better each is."""
-    for place, text in enumerate(ANSWERS, start=1):
+    for rank, text in enumerate(ANSWERS, start=1):
         page.locator(f".rb-list .rb-card:has-text({json.dumps(text[:23])})").focus()
-        page.keyboard.press(str(place))
-    for place, words in enumerate(STRENGTHS, start=1):
-        page.locator(".rb-list .rb-item").nth(place).locator(f"button:has-text('{words}')").click()
+        page.keyboard.press(str(rank))
+    for position, label in enumerate(STRENGTHS, start=1):
+        page.locator(".rb-list .rb-item").nth(position).locator(
+            f"button:has-text('{label}')"
+        ).click()
     page.locator(".rb-list .rb-card").nth(2).focus()
     page.wait_for_selector(".rb-saved:has-text('Draft saved')")
 
@@ -227,7 +229,7 @@ def take_decision(page: Page, db: Path) -> None:
             task = queue.next_task(name)
             assert task is not None
             tiers = tuple(
-                tuple(task.texts.index(ANSWERS[place]) for place in tier) for tier in order
+                tuple(task.texts.index(ANSWERS[index]) for index in tier) for tier in order
             )
             queue.submit(name, Submission(id=name, task_id=task.id, tiers=tiers, note=note))
     page.set_viewport_size({"width": WIDTH, "height": HEIGHT})

@@ -19,7 +19,7 @@ SHOWN = 10  # held-out prompts on the page, the first of the file
 
 
 def collect(run: Path) -> dict[str, Any]:
-    """What the README says about one run: accuracy, win rates, KL, endings and samples."""
+    """The README's numbers of one run: accuracy, win rates, KL, endings and samples."""
     reward, evaluate = (
         json.loads((run / stage / "report.json").read_text()) for stage in ("reward", "evaluate")
     )
@@ -32,8 +32,8 @@ def collect(run: Path) -> dict[str, Any]:
         "tied": count_ties(evaluate["scores"]["gold"], len(evaluate["samples"])),
         "commonest": {side: evaluate["template"][side] for side in ("reference", "policy")},
         "samples": [
-            {"prompt": one["turns"][-1]["content"], **one["answers"]}
-            for one in evaluate["samples"][:SHOWN]
+            {"prompt": sample["turns"][-1]["content"], **sample["answers"]}
+            for sample in evaluate["samples"][:SHOWN]
         ],
         "versions": stages[0]["versions"],
     }
@@ -50,14 +50,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def interval(found: dict[str, Any]) -> str:
+def interval(rate: dict[str, Any]) -> str:
     """A share with its 95 % interval, in per cent."""
-    return f"{percent(found['value'])} ({100 * found['low']:.0f}–{percent(found['high'])})"
+    return f"{percent(rate['value'])} ({100 * rate['low']:.0f}–{percent(rate['high'])})"
 
 
-def change(found: dict[str, float], form: str = "{:.0f}") -> str:
-    """What the original model has, and what the policy has."""
-    return f"{form.format(found['reference'])} → {form.format(found['policy'])}"
+def change(values: dict[str, float], form: str = "{:.0f}") -> str:
+    """A value of the original model, and that of the policy."""
+    return f"{form.format(values['reference'])} → {form.format(values['policy'])}"
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -77,17 +77,18 @@ def table(results: list[dict[str, Any]]) -> str:
         header,
         [
             (
-                str(one["seed"]),
-                interval(one["win_rate"]["gold"]),
-                interval(one["win_rate"]["gold"]["length_controlled"]),
-                f"{one['kl']['reverse']['nats']:.1f}",
-                change({side: 100 * share for side, share in one["eos_rate"].items()}) + " %",
-                change(one["length"]),
-                change({side: of["mean"] for side, of in one["gold"].items()}, "{:.2f}"),
-                change({side: 100 * of["share"] for side, of in one["commonest"].items()}) + " %",
-                interval(one["accuracy"]),
+                str(result["seed"]),
+                interval(result["win_rate"]["gold"]),
+                interval(result["win_rate"]["gold"]["length_controlled"]),
+                f"{result['kl']['reverse']['nats']:.1f}",
+                change({side: 100 * share for side, share in result["eos_rate"].items()}) + " %",
+                change(result["length"]),
+                change({side: of["mean"] for side, of in result["gold"].items()}, "{:.2f}"),
+                change({side: 100 * of["share"] for side, of in result["commonest"].items()})
+                + " %",
+                interval(result["accuracy"]),
             )
-            for one in results
+            for result in results
         ],
     )
 
@@ -95,10 +96,10 @@ def table(results: list[dict[str, Any]]) -> str:
 def missed(results: list[dict[str, Any]]) -> str:
     """Which seeds miss what was asked of all, as a list for the README."""
     lines = []
-    for one in results:
-        gold, ends = one["win_rate"]["gold"], one["eos_rate"]
+    for result in results:
+        gold, eos_rate = result["win_rate"]["gold"], result["eos_rate"]
         even = gold["length_controlled"]["value"]
-        fall, nats = ends["reference"] - ends["policy"], one["kl"]["reverse"]["nats"]
+        fall, nats = eos_rate["reference"] - eos_rate["policy"], result["kl"]["reverse"]["nats"]
         misses = [
             (gold["value"] < 0.75, f"wins {100 * gold['value']:.1f} %, under 75 %"),
             (even < 0.7, f"wins {100 * even:.1f} % at equal length, under 70 %"),
@@ -108,15 +109,15 @@ def missed(results: list[dict[str, Any]]) -> str:
                 f"the share of responses that end fell by {100 * fall:.0f} points, over 5",
             ),
         ]
-        lines += [f"* Seed {one['seed']}: {words}." for is_missed, words in misses if is_missed]
+        lines += [f"* Seed {result['seed']}: {miss}." for is_missed, miss in misses if is_missed]
     return "\n".join(lines)
 
 
 def samples(result: dict[str, Any]) -> str:
     """The README's samples: the first held-out prompts, before and after."""
     rows = [
-        tuple(" ".join(one[side].split()) for side in ("prompt", "reference", "policy"))
-        for one in result["samples"]
+        tuple(" ".join(sample[side].split()) for side in ("prompt", "reference", "policy"))
+        for sample in result["samples"]
     ]
     suffix = " Answer in one short sentence."
     return markdown(
@@ -129,13 +130,13 @@ def tried(tries: list[dict[str, Any]]) -> str:
     """The README's table of the settings that were tried on the validation prompts."""
     rows = [
         (
-            one["settings"],
-            percent(one["gold"]),
-            percent(one["at_equal_length"]),
-            f"{one['nats']:.1f}",
-            change({side: 100 * share for side, share in one["eos_rate"].items()}) + " %",
+            attempt["settings"],
+            percent(attempt["gold"]),
+            percent(attempt["at_equal_length"]),
+            f"{attempt['nats']:.1f}",
+            change({side: 100 * share for side, share in attempt["eos_rate"].items()}) + " %",
         )
-        for one in tries
+        for attempt in tries
     ]
     header = ("settings", "gold win rate", "at equal length", "reverse KL", "responses that end")
     return markdown(header, rows)

@@ -56,7 +56,7 @@ def queue_pairs(store: Store, pairs: Sequence[Pair], *, overlap: int, mix: bool,
         store: the database; it gets the prompts and responses that it lacks.
         pairs: a prompt and the two responses to compare.
         overlap: how many people vote on each pair.
-        mix: put each at a random place among the open tasks, which keep their order, also where
+        mix: put each at a random position among the open tasks, which keep their order, also where
             `rlhf prioritize` reorders rankings later; otherwise all come after them.
         seed: of the order.
     """
@@ -74,9 +74,9 @@ def queue_pairs(store: Store, pairs: Sequence[Pair], *, overlap: int, mix: bool,
             for pair in new
         ]
         if mix:
-            places: list[tuple[float, int]] = [*enumerate(waiting)]
-            places += [(shuffled.uniform(-1, len(waiting)), id_) for id_ in added]
-            set_order(db, [id_ for _, id_ in sorted(places)])
+            positions: list[tuple[float, int]] = [*enumerate(waiting)]
+            positions += [(shuffled.uniform(-1, len(waiting)), id_) for id_ in added]
+            set_order(db, [id_ for _, id_ in sorted(positions)])
     return len(new)
 
 
@@ -88,14 +88,14 @@ def are_queued(store: Store, pairs: Iterable[Pair]) -> bool:
 def tasks_of_pairs(store: Store, pairs: Iterable[Pair]) -> list[int]:
     """The tasks of the pairs that are queued in this database."""
     db = store.connections.db
-    found = (comparison_task(db, pair[0].id, _ids(pair)) for pair in pairs)
-    return [task_id for task_id in found if task_id is not None]
+    task_ids = (comparison_task(db, pair[0].id, _ids(pair)) for pair in pairs)
+    return [task_id for task_id in task_ids if task_id is not None]
 
 
 def count_votes(connections: Connections, task_ids: Sequence[int]) -> VoteCount:
     """How many votes are in on the pairs of some tasks; counts what `read_votes` reads."""
-    said = rankings_of_people(connections, task_ids)
-    voters = [name for name, tiers in said if sum(map(len, tiers)) == 2]  # both
+    rankings = rankings_of_people(connections, task_ids)
+    voters = [name for name, tiers in rankings if sum(map(len, tiers)) == 2]  # both
     wanted = num_people_wanted(connections.db, task_ids)
     return VoteCount(given=len(voters), wanted=wanted, people=len(set(voters)))
 
@@ -109,9 +109,9 @@ def read_votes(store: Store, pairs: Iterable[Pair]) -> list[PairVote]:
     for pair in pairs:
         prompt, first, second = pair
         for annotator, tiers in comparison_votes(store.connections, prompt.id, _ids(pair)):
-            place = {id_: tier for tier, ids in enumerate(tiers) for id_ in ids}
-            if first.id in place and second.id in place:
-                above = place[first.id] - place[second.id]
+            tier_of = {id_: tier for tier, ids in enumerate(tiers) for id_ in ids}
+            if first.id in tier_of and second.id in tier_of:
+                above = tier_of[first.id] - tier_of[second.id]
                 share = 0.5 if above == 0 else float(above > 0)
                 votes.append(PairVote(prompt_id=prompt.id, annotator=annotator, second=share))
     return votes

@@ -60,7 +60,7 @@ def _judge(
 ) -> int:
     """Judge one prompt and store its rankings. Returns how many pairs were unclear."""
     responses = record.responses
-    places = list(combinations(range(len(responses)), 2))
+    index_pairs = list(combinations(range(len(responses)), 2))
 
     def ask(pair: tuple[int, int]) -> str:
         first, second = responses[pair[0]], responses[pair[1]]
@@ -74,9 +74,11 @@ def _judge(
         log.add(first.id, second.id, text, answer, verdict)
         return verdict
 
-    orders = [*places, *((j, i) for i, j in places)]
-    said = dict(zip(orders, pool.map(ask, orders), strict=True))
-    verdicts = {(i, j): combine_verdicts(said[i, j], said[j, i]) for i, j in places}
+    orders = [*index_pairs, *((j, i) for i, j in index_pairs)]
+    verdict_of = dict(zip(orders, pool.map(ask, orders), strict=True))
+    verdicts = {
+        (i, j): combine_verdicts(verdict_of[i, j], verdict_of[j, i]) for i, j in index_pairs
+    }
     pairs = [[i, j, verdict] for (i, j), verdict in verdicts.items() if verdict]
     rankings = []
     for judgment in judgments_of_pairs(pairs, len(responses)) if pairs else []:
@@ -102,8 +104,8 @@ def calibration(store: Store, log: JudgeLog) -> dict[str, Any]:
     for record in store.ranked_prompts():
         own = [r for r in record.rankings if r.annotator == log.name]
         people = [r for r in record.rankings if r.kind == "human"]
-        found = [pair_agreement(a.tiers, b.tiers) for a in own for b in people]
-        known = [value for value in found if value is not None]
+        agreements = [pair_agreement(a.tiers, b.tiers) for a in own for b in people]
+        known = [value for value in agreements if value is not None]
         if known:
             against["people"].append(sum(known) / len(known))
     measured: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """What one scrypt hash costs: 128 * n * r bytes of memory, and time in proportion to p too."""
+    """The cost of a scrypt hash: 128 * n * r bytes of memory, and time in proportion to p too."""
 
     n: int
     r: int
@@ -36,11 +36,11 @@ def dummy_hash() -> str:
 def check_password(password: str, stored: str) -> bool:
     """Whether a password is the one that `hash_password` stored."""
     cost, salt, digest = _parse(stored)
-    found = _scrypt(password, salt, cost)
+    password_digest = _scrypt(password, salt, cost)
     if cost == FIRST_COST and COST.n > cost.n:
         # Spend the rest of the usual time: a quick answer would reveal that the name exists.
         _scrypt(password, salt, cost._replace(p=COST.n // cost.n - 1))
-    return hmac.compare_digest(found, digest)
+    return hmac.compare_digest(password_digest, digest)
 
 
 def is_outdated(stored: str) -> bool:

@@ -80,11 +80,11 @@ def _draw_open(
             "No task is open, so there is nothing to prioritize",
             "Sample more responses: rlhf generate --db DB --model MODEL -k 4",
         )
-    found = defaultdict(list)
-    for place in sorted(rng.permutation(len(rows))[:most]):
-        id_, prompt_id, responses = rows[place]
-        found[prompt_id].append((id_, responses))
-    return found
+    by_prompt = defaultdict(list)
+    for index in sorted(rng.permutation(len(rows))[:most]):
+        id_, prompt_id, responses = rows[index]
+        by_prompt[prompt_id].append((id_, responses))
+    return by_prompt
 
 
 def _read(
@@ -96,13 +96,13 @@ def _read(
     wanted = (r for r in store.ranked_prompts() if r.rankings or r.prompt.id in chosen)
     for records in _batches(wanted):
         read_now = read([(record.prompt, record.responses) for record in records])
-        for record, found in zip(records, read_now, strict=True):
-            features, rewards = (np.asarray(part, dtype=np.float64) for part in found)
-            place = {response.id: number for number, response in enumerate(record.responses)}
+        for record, outputs in zip(records, read_now, strict=True):
+            features, rewards = (np.asarray(part, dtype=np.float64) for part in outputs)
+            position = {response.id: index for index, response in enumerate(record.responses)}
             for id_, ids in chosen.get(record.prompt.id, []):
-                of_task = [place[i] for i in ids]
+                of_task = [position[i] for i in ids]
                 tasks.append(_Task(id=id_, features=features[of_task], rewards=rewards[of_task]))
-            pairs = _ranked_pairs(record, place)
+            pairs = _ranked_pairs(record, position)
             rows = [information(rewards[pair], features[pair]) for pair in pairs]
             known.add(rows, features.shape[1])
     return tasks, known
@@ -140,12 +140,12 @@ def _batches(records: Iterator[RankedPrompt]) -> Iterator[list[RankedPrompt]]:
         yield batch
 
 
-def _ranked_pairs(record: RankedPrompt, place: dict[str, int]) -> list[list[int]]:
+def _ranked_pairs(record: RankedPrompt, position: dict[str, int]) -> list[list[int]]:
     """Every pair that a person or a judge has ranked, ties included; each pair once."""
     pairs: set[tuple[int, int]] = set()
     for ranking in record.rankings:
-        ids = sorted(place[i] for tier in ranking.tiers for i in tier)
-        pairs.update(combinations(ids, 2))
+        indices = sorted(position[i] for tier in ranking.tiers for i in tier)
+        pairs.update(combinations(indices, 2))
     return [list(pair) for pair in sorted(pairs)]
 
 
@@ -156,5 +156,5 @@ def _score(tasks: list[_Task], covariance: Array, by: Method) -> dict[int, float
     if by == "fisher":
         rows = [information(task.rewards, task.features) for task in tasks]
         # Gains can only shrink from one pick to the next.
-        return {tasks[place].id: found for place, found in choose_one_by_one(rows, covariance)}
+        return {tasks[index].id: gain for index, gain in choose_one_by_one(rows, covariance)}
     return {t.id: largest_plausible_gap(t.rewards, t.features, covariance) for t in tasks}

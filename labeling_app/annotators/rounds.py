@@ -44,7 +44,7 @@ def queue_round(
         store.add_prompts(prompt for prompt, _, _ in chosen)
         store.add_responses((r for _, responses, _ in chosen for r in responses), queue=False)
         top, overlap, queued = highest_priority(db), default_overlap(db), 0
-        for place, (prompt, responses, reason) in enumerate(chosen):
+        for index, (prompt, responses, reason) in enumerate(chosen):
             ids = [response.id for response in responses]
             if not is_chosen(db, prompt.id, ids):
                 insert_task(
@@ -53,7 +53,7 @@ def queue_round(
                     ids,
                     overlap=overlap,
                     round_id=number,
-                    priority=top + len(chosen) - place,
+                    priority=top + len(chosen) - index,
                     reason=f"round {number}: {reason}",
                 )
                 queued += 1
@@ -75,7 +75,7 @@ def trace(store: Store, ranking_id: str) -> dict[str, Any]:
     by_number = rounds(store.connections)
     numbers = {content["policy"]["hash"]: number for number, content in by_number.items()}
     tiers = json.loads(row["tiers"])
-    found = {response.id: response for response in store.responses(row["prompt_id"])}
+    responses = {response.id: response for response in store.responses(row["prompt_id"])}
     return {
         "ranking": row["id"],
         "annotator": {"name": row["annotator"], "kind": row["kind"]},
@@ -85,12 +85,12 @@ def trace(store: Store, ranking_id: str) -> dict[str, Any]:
         "responses": [
             {
                 "id": id_,
-                "tier": place,
-                "model": found[id_].model,
-                "fingerprint": found[id_].model_fingerprint,
-                "round": numbers.get(found[id_].model_fingerprint or "", 0),
+                "tier": tier,
+                "model": responses[id_].model,
+                "fingerprint": responses[id_].model_fingerprint,
+                "round": numbers.get(responses[id_].model_fingerprint or "", 0),
             }
-            for place, ids in enumerate(tiers, start=1)
+            for tier, ids in enumerate(tiers, start=1)
             for id_ in ids
         ],
     }

@@ -170,8 +170,8 @@ class Users:
             raise no_user(name)
 
     def _require_other_admin(self, user: User) -> None:
-        others = (one for one in self.all() if one.name != user.name and not one.disabled)
-        if user.role == "admin" and not any(one.role == "admin" for one in others):
+        others = (other for other in self.all() if other.name != user.name and not other.disabled)
+        if user.role == "admin" and not any(other.role == "admin" for other in others):
             raise InputError(
                 f"{user.name} is the only admin who can sign in", "Make another user admin first."
             )
@@ -265,9 +265,9 @@ def no_user(name: str) -> InputError:
     return InputError(f"There is no user {name!r}", "See all users: rlhf users list --db DB")
 
 
-def _require_name(name: str, what: str) -> None:
+def _require_name(name: str, kind: str) -> None:
     if not name.strip() or name != name.strip() or len(name) > 100:
-        raise InputError(f"{name!r} cannot be a {what}'s name", "Use 1 to 100 characters.")
+        raise InputError(f"{name!r} cannot be a {kind}'s name", "Use 1 to 100 characters.")
 
 
 def require_password(password: str) -> None:

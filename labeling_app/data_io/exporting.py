@@ -86,7 +86,7 @@ def export(
 
 
 class _Names:
-    """What annotators are called in an export."""
+    """The names of annotators in an export."""
 
     def __init__(self, store: Store, *, real: bool) -> None:
         people = [name for name, kind in store.annotators().items() if kind == "human"]
@@ -212,7 +212,7 @@ def _kto_rows(record: RankedPrompt) -> Iterator[JsonObject]:
 
 
 def _demonstration_rows(record: RankedPrompt) -> Iterator[JsonObject]:
-    """What people wrote when they edited a response."""
+    """The texts that people wrote when they edited a response."""
     texts = {response.id: response.text for response in record.responses}
     for ranking in record.rankings:
         if EDITED in ranking.flags:

@@ -51,19 +51,19 @@ def ignored_in_words(counts: Mapping[str, int]) -> str:
 def read_in_words(
     read_fields: Mapping[str, int], judgments_by: Mapping[str, int], num_unfinished: int
 ) -> str:
-    """What was read of the records of another tool, or "" for other files.
+    """The fields and judgments that were read of another tool's records; "" for other files.
 
     Example: "Fields that were read: prompt (3 lines), response_1 (3 lines), response_2 (3 lines).
     Annotators: argilla-u1 (3 judgments). Drafts, discarded and skipped answers left out: 2."
     """
     if not read_fields:
         return ""
-    said = [f"Fields that were read: {_in_words(read_fields, 'line')}."]
+    sentences = [f"Fields that were read: {_in_words(read_fields, 'line')}."]
     annotators = _in_words(judgments_by, "judgment")
-    said.append(f"Annotators: {annotators}." if annotators else "Nobody has judged them.")
+    sentences.append(f"Annotators: {annotators}." if annotators else "Nobody has judged them.")
     if num_unfinished:
-        said.append(f"Drafts, discarded and skipped answers left out: {num_unfinished:,}.")
-    return " ".join(said)
+        sentences.append(f"Drafts, discarded and skipped answers left out: {num_unfinished:,}.")
+    return " ".join(sentences)
 
 
 def unnamed_in_words(number: int, remedy: str) -> str:
@@ -85,7 +85,7 @@ def _in_words(counts: Mapping[str, int], noun: str) -> str:
 
 def _on_screen(name: str) -> str:
     """A name out of a file, without characters that control a terminal."""
-    return "".join(one if one.isprintable() else "?" for one in name[:40])
+    return "".join(character if character.isprintable() else "?" for character in name[:40])
 
 
 def require_bounded(value: JsonObject) -> None:
@@ -98,10 +98,10 @@ def require_bounded(value: JsonObject) -> None:
         raise InputError(
             f"The line has {len(value):,} fields", f"Keep at most {MAX_FIELDS} of them."
         )
-    for name, found in value.items():
-        if isinstance(found, list | dict) and len(found) > MAX_VALUES:
+    for name, content in value.items():
+        if isinstance(content, list | dict) and len(content) > MAX_VALUES:
             raise InputError(
-                f"{name:.80} holds {len(found):,} values",
+                f"{name:.80} holds {len(content):,} values",
                 f"Spread them over several lines, at most {MAX_VALUES:,} on each.",
             )
 
@@ -125,5 +125,5 @@ def refuse_misspelled(value: JsonObject) -> None:
 def _nearest(key: str, absent: tuple[str, ...]) -> str:
     """The key that is meant, if one is near: other capitals, swapped letters or a letter or two."""
     low = key.lower()
-    same_letters = [one for one in absent if sorted(one) == sorted(low)]
+    same_letters = [candidate for candidate in absent if sorted(candidate) == sorted(low)]
     return next(iter(same_letters or get_close_matches(low, absent, n=1, cutoff=NEARLY)), "")

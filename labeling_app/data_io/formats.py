@@ -53,7 +53,7 @@ class Defaults:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What one line holds."""
+    """The contents of one line."""
 
     prompt: Prompt
     responses: tuple[Response, ...] = ()
@@ -142,35 +142,35 @@ def _build(
     )
 
 
-def _build_exported(found: Judged, defaults: Defaults) -> Entry:
+def _build_exported(record: Judged, defaults: Defaults) -> Entry:
     """The prompt of a record of another tool, with a ranking of each annotator."""
-    messages = prompt_messages({"prompt": found.prompt})
+    messages = prompt_messages({"prompt": record.prompt})
     prompt = Prompt.create(messages, defaults.split, defaults.source)
-    models = ["imported"] * len(found.texts)
-    responses = _responses(prompt.id, Stated(texts=found.texts, models=models))
-    _refuse_equal(found.texts, [one.tiers for one in found.judgments])
-    rankings, made = [], {}
-    for one in found.judgments:
-        tiers = tuple(tuple(responses[i].id for i in tier) for tier in one.tiers)
-        id_ = content_id("import", prompt.id, one.annotator, tiers, one.created_at)
+    models = ["imported"] * len(record.texts)
+    responses = _responses(prompt.id, Stated(texts=record.texts, models=models))
+    _refuse_equal(record.texts, [judgment.tiers for judgment in record.judgments])
+    rankings, times_by_id = [], {}
+    for judgment in record.judgments:
+        tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgment.tiers)
+        id_ = content_id("import", prompt.id, judgment.annotator, tiers, judgment.created_at)
         rankings.append(
             Ranking(
                 id=id_,
                 prompt_id=prompt.id,
-                annotator=one.annotator,
+                annotator=judgment.annotator,
                 kind=defaults.kind or "human",
                 tiers=tiers,
             )
         )
-        times = {"created_at": one.created_at, "duration_ms": one.duration_ms}
-        made[id_] = {name: time for name, time in times.items() if time is not None}
+        times = {"created_at": judgment.created_at, "duration_ms": judgment.duration_ms}
+        times_by_id[id_] = {name: time for name, time in times.items() if time is not None}
     return Entry(
         prompt=prompt,
         responses=responses,
         rankings=tuple(rankings),
-        made=made,
-        ignored=found.ignored,
-        exported=found,
+        made=times_by_id,
+        ignored=record.ignored,
+        exported=record,
     )
 
 
@@ -182,7 +182,7 @@ def _refuse_equal(texts: Sequence[str], judgments: Sequence[Tiers]) -> None:
     for tiers in judgments:
         seen: set[str] = set()
         for tier in tiers:
-            of_tier = {texts[place] for place in tier}
+            of_tier = {texts[index] for index in tier}
             if equal := next(iter(seen & of_tier), None):
                 raise UnusableContentError(
                     f"Two responses have the same text {equal!r:.40}, and one is preferred",

@@ -41,7 +41,7 @@ Placed = tuple[str, Entry]
 
 @dataclass(kw_only=True)
 class Report:
-    """What an import did."""
+    """The outcome of an import: its counts and first errors."""
 
     lines: int = 0
     new_prompts: int = 0
@@ -66,18 +66,18 @@ class Report:
     unfinished: int = 0
     """Answers in these records that were left out: drafts, discarded and skipped ones."""
 
-    def add(self, other: "Report") -> None:
+    def add(self, report: "Report") -> None:
         """Count another file's lines as well."""
-        for name, value in vars(other).items():
+        for name, value in vars(report).items():
             if isinstance(value, dict):
                 self.count(name, value)
                 continue
             total = getattr(self, name) + value
             setattr(self, name, total[:SHOWN_ERRORS] if isinstance(total, list) else total)
 
-    def count(self, what: str, counts: Mapping[str, int]) -> None:
+    def count(self, field_name: str, counts: Mapping[str, int]) -> None:
         """Add to the numbers of `ignored_fields`, `read_fields` or `judgments_by`."""
-        known = getattr(self, what)
+        known = getattr(self, field_name)
         for name, number in counts.items():
             if name in known or len(known) < MAX_NAMES:
                 known[name] = known.get(name, 0) + number
@@ -87,7 +87,7 @@ class Report:
         self.count("ignored_fields", dict.fromkeys(entry.ignored, 1))
         if entry.exported is not None:
             self.count("read_fields", dict.fromkeys(entry.exported.read, 1))
-            self.count("judgments_by", Counter(one.annotator for one in entry.rankings))
+            self.count("judgments_by", Counter(ranking.annotator for ranking in entry.rankings))
             self.unfinished += entry.exported.num_unfinished
 
 
@@ -138,7 +138,7 @@ def import_file(
         report.first_not_made = current.checks.refused[:SHOWN_ERRORS]
         if current.replaced:
             report.replaced, report.unchanged = current.replaced.retired, current.replaced.kept
-            report.other_sources = [] if name in known else [one for one in known if one]
+            report.other_sources = [] if name in known else [source for source in known if source]
     return report
 
 
@@ -150,9 +150,9 @@ def _store(
 
     def store_one(db: Database, placed: Placed) -> None:
         nonlocal num_stored
-        place, entry = placed
-        with _named(place, on_error, report), db.atomic():
-            _store_entry(store, db, current.id, place, entry, report)
+        location, entry = placed
+        with _named(location, on_error, report), db.atomic():
+            _store_entry(store, db, current.id, location, entry, report)
             if current.given is not None:
                 current.given.update(ranking.id for ranking in entry.rankings)
             num_stored += 1
@@ -162,19 +162,19 @@ def _store(
 
 
 def _store_entry(
-    store: Store, db: Database, import_id: int, place: str, entry: Entry, report: Report
+    store: Store, db: Database, import_id: int, location: str, entry: Entry, report: Report
 ) -> None:
     new_prompts = store.add_prompts([entry.prompt], import_id=import_id)
     is_check = entry.check is not None
     new_responses = store.add_responses(entry.responses, queue=not is_check, import_id=import_id)
     if entry.check is None:
-        new = store.add_rankings(entry.rankings, import_id=import_id, made=entry.made)
+        new = store.add_rankings(entry.rankings, import_id=import_id, times_by_id=entry.made)
         report.new_rankings += new
         if entry.is_unnamed:
             report.unnamed_before += len(entry.rankings) - new
     else:
         check = Check(
-            place=place,
+            location=location,
             answer=entry.rankings[0],
             responses=[response.id for response in entry.responses],
             purpose=entry.check,
@@ -187,12 +187,14 @@ def _store_entry(
 
 
 @contextmanager
-def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
+def _named(location: str, on_error: OnError, report: Report) -> Iterator[None]:
     """Handle one line's error: stop and name the line, or leave it out and count it."""
     try:
         yield
     except InputError as error:
-        problem = error.problem if isinstance(error, BadLineError) else f"{place}: {error.problem}"
+        problem = (
+            error.problem if isinstance(error, BadLineError) else f"{location}: {error.problem}"
+        )
         if isinstance(error, MisreadError):
             raise BadLineError(problem, f"{error.remedy} {NOTHING_STORED}") from None
         is_left_out = on_error == "skip" or (
@@ -205,7 +207,7 @@ def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
             ) from None
         report.bad_lines += 1
         if len(report.first_bad) < SHOWN_ERRORS:
-            is_said = any(one.endswith(error.remedy) for one in report.first_bad)
+            is_said = any(message.endswith(error.remedy) for message in report.first_bad)
             report.first_bad.append(problem if is_said else f"{problem}. {error.remedy}")
 
 
@@ -270,20 +272,20 @@ def read_entries(
     part: Part,
     progress: Progress | None = None,
 ) -> Iterator[Placed]:
-    """Yield what each line holds with its place, and count the lines, touching no database.
+    """Yield the entry of each line with its location, and count the lines, touching no database.
 
     Raises:
         BadLineError: a bad line, unless it is left out.
         InputError: the file cannot be read.
     """
     repeats = Repeats()
-    for place, row, split in read_rows(path, part, progress):
+    for location, row, split in read_rows(path, part, progress):
         report.lines += 1
-        with _named(place, on_error, report):
+        with _named(location, on_error, report):
             if isinstance(row, BadLineError):
                 raise row
-            value = parse_line(row, place) if isinstance(row, str) else row
+            value = parse_line(row, location) if isinstance(row, str) else row
             with _in_columns(path):
                 entry = read_entry(value, replace(defaults, split=split) if split else defaults)
             report.count_entry(entry)
-            yield place, repeats.numbered(entry)
+            yield location, repeats.numbered(entry)

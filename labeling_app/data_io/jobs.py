@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _cause(error: OSError | sqlite3.Error) -> str:
-    """What went wrong in a few words, without the server's paths."""
+    """The cause of an error in a few words, without the server's paths."""
     known = None if isinstance(error, LostDatabaseError) else diagnose(error)
     if known is not None:
         cause = known.problem.partition(":")[0]  # the library's message follows
@@ -92,9 +92,9 @@ def preview(job: Job) -> Job:
     prompts: dict[Split, set[str]] = {"train": set(), "test": set()}
     stop_at = monotonic() + PREVIEW_SECONDS
     entries = read_entries(Path(job["path"]), _defaults(job), "skip", report, Part())
-    for place, entry in entries:
+    for location, entry in entries:
         if len(rows) < SHOWN_ROWS:
-            rows.append(_row(place.rpartition(":")[2], entry))
+            rows.append(_row(location.rpartition(":")[2], entry))
         if entry.check is None:  # gold and training tasks are for neither
             prompts[entry.prompt.split].add(entry.prompt.id)
         if monotonic() > stop_at:
@@ -118,7 +118,7 @@ def preview(job: Job) -> Job:
 
 
 def _splits_in_words(prompts: Mapping[Split, Collection[str]]) -> str:
-    """How many prompts are for what: "8 train prompts and no test prompts."; "" where none are."""
+    """The prompts of each split: "8 train prompts and no test prompts."; "" where none are."""
     if not any(prompts.values()):
         return ""
     train, test = (
@@ -128,15 +128,15 @@ def _splits_in_words(prompts: Mapping[Split, Collection[str]]) -> str:
     return f"{train} and {test}.".capitalize()
 
 
-def _row(place: str, entry: Entry) -> Job:
-    """What one line holds, shortened."""
+def _row(line: str, entry: Entry) -> Job:
+    """The contents of one line, shortened."""
     letters = {response.id: chr(ord("A") + n) for n, response in enumerate(entry.responses)}
     ranked = [
-        " > ".join(" = ".join(letters.get(one, "?") for one in tier) for tier in ranking.tiers)
+        " > ".join(" = ".join(letters.get(id_, "?") for id_ in tier) for tier in ranking.tiers)
         for ranking in entry.rankings
     ]
     return {
-        "line": place,
+        "line": line,
         "prompt": entry.prompt.text[:SHOWN_CHARACTERS],
         "responses": [response.text[:SHOWN_CHARACTERS] for response in entry.responses],
         "rankings": ranked,

@@ -47,51 +47,51 @@ def _items(stream: TextIO, path: Path) -> Iterator[tuple[str, str]]:
     text, at, number = stream.read(max(CHUNK, START)).lstrip()[1:], 0, 1
     is_next = True  # an item may begin here; False: a comma comes first
     while True:
-        place = f"{path}: item {number}"
+        location = f"{path}: item {number}"
         at = _after_space(text, at)
         if text.startswith("]", at):
             _require_end(path, text[at + 1 :] + stream.read(CHUNK))
             return
         if at < len(text) and not is_next:
             if text[at] != ",":
-                raise BadLineError(f"{place}: a comma is missing before it", EXPORT_AGAIN)
+                raise BadLineError(f"{location}: a comma is missing before it", EXPORT_AGAIN)
             at, is_next = at + 1, True
             continue
-        end = _end_of_item(decoder, text, at, place) if at < len(text) else None
+        end = _end_of_item(decoder, text, at, location) if at < len(text) else None
         if end is None:
             more = stream.read(CHUNK)
             if not more:
-                raise BadLineError(f"{place} is cut off or not valid JSON", EXPORT_AGAIN)
+                raise BadLineError(f"{location} is cut off or not valid JSON", EXPORT_AGAIN)
             text, at = text[at:] + more, 0
             continue
-        yield place, text[at:end]
+        yield location, text[at:end]
         at, number, is_next = end, number + 1, False
 
 
 def _after_space(text: str, at: int) -> int:
-    found = SPACE.match(text, at)
-    return found.end() if found else at
+    space = SPACE.match(text, at)
+    return space.end() if space else at
 
 
-def _end_of_item(decoder: json.JSONDecoder, text: str, at: int, place: str) -> int | None:
-    """Where the item ends that begins here; None if more of the file is needed to tell."""
+def _end_of_item(decoder: json.JSONDecoder, text: str, at: int, location: str) -> int | None:
+    """The end of the item that begins at `at`; None if more of the file is needed to tell."""
     if at < len(text) and text[at] != "{":
-        raise BadLineError(f"{place} is not an object: {text[at : at + 40]!r}", EXPORT_AGAIN)
+        raise BadLineError(f"{location} is not an object: {text[at : at + 40]!r}", EXPORT_AGAIN)
     try:
         return decoder.raw_decode(text, at)[1]
     except RecursionError:
-        raise BadLineError(f"{place} is nested too deeply", EXPORT_AGAIN) from None
+        raise BadLineError(f"{location} is nested too deeply", EXPORT_AGAIN) from None
     except json.JSONDecodeError:
         if len(text) - at > MAX_LINE:
             raise BadLineError(
-                f"{place}: more than {MAX_LINE:,} characters, or not valid JSON",
+                f"{location}: more than {MAX_LINE:,} characters, or not valid JSON",
                 "Remove the item, or the fields that it does not need.",
             ) from None
         return None
     except ValueError:  # Python refuses integers of thousands of digits, also of one that goes on
         digits = sys.get_int_max_str_digits()
         raise BadLineError(
-            f"{place}: an integer of more than {digits} digits", EXPORT_AGAIN
+            f"{location}: an integer of more than {digits} digits", EXPORT_AGAIN
         ) from None
 
 

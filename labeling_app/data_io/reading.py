@@ -29,7 +29,7 @@ from rlhf.records.jsonl import (
 from rlhf.records.schema import Split
 from rlhf.records.wording import counted
 
-# A line or an object, or why there is none, with its place, and the split if the container says it.
+# A location; its line or object, or why there is none; and the split if the container says it.
 Row = tuple[str, str | JsonObject | BadLineError, Split | None]
 SPLIT_NAMES: dict[str, Split] = {"train": "train", "test": "test"}
 SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
@@ -113,11 +113,11 @@ def read_rows(path: Path, part: Part, progress: Progress | None = None) -> Itera
     elif path.suffix.lower() in TABLES:
         yield from _csv_rows(path, progress)
     elif path.suffix.lower() == ".json" and is_array(path):
-        for place, text in read_array(path, progress):
-            yield place, text, None
+        for location, text in read_array(path, progress):
+            yield location, text, None
     else:
-        for place, line in read_lines(path, progress):
-            yield place, line, None
+        for location, line in read_lines(path, progress):
+            yield location, line, None
 
 
 def refuse_spreadsheet(name: str) -> None:
@@ -138,7 +138,7 @@ def _refuse_packed(path: Path) -> None:
 
 
 def _separator(path: Path, head: str) -> str:
-    """What separates the cells of a table: what its head has most of, outside of quotes."""
+    """The separator of a table's cells: the one its head has most of, outside of quotes."""
     if path.suffix.lower() == ".tsv":
         return "\t"
     bare = re.sub(r'"[^"]*"', "", head)
@@ -183,9 +183,9 @@ def _require_different(header: list[str], path: Path) -> None:
         raise InputError(f"{path} has two columns {double!r}", "Rename or remove one of them.")
 
 
-def _wrong_width(place: str, cells: list[str], header: list[str]) -> BadLineError:
+def _wrong_width(location: str, cells: list[str], header: list[str]) -> BadLineError:
     return BadLineError(
-        f"{place}: {counted(len(cells), 'cell')} under {counted(len(header), 'column')}",
+        f"{location}: {counted(len(cells), 'cell')} under {counted(len(header), 'column')}",
         f"Give one cell for each of {', '.join(header)}; quote texts that hold separators.",
     )
 
@@ -218,26 +218,26 @@ def _parquet_rows(path: Path, progress: Progress | None) -> Iterator[Row]:
 def _numbered(
     rows: Iterable[JsonObject], path: Path, kind: str, *, split: str = "", limit: int | None = None
 ) -> Iterator[Row]:
-    """Rows with their places, counted from 1, and no more than `limit` characters of them."""
+    """Rows with their locations, counted from 1, and no more than `limit` characters of them."""
     number, remaining = 1, limit
-    place = str(path) if kind == "parquet" else f"{path}:{split or 'row'}"
+    prefix = str(path) if kind == "parquet" else f"{path}:{split or 'row'}"
     following = iter(rows)
     while True:
-        with _readable(path, f"{place}:{number}", kind):
+        with _readable(path, f"{prefix}:{number}", kind):
             row = next(following, None)
         if row is None:
             return
         size = _num_characters(row)
         if size > MAX_LINE:
             raise BadLineError(
-                f"{place}:{number}: a row of more than {MAX_LINE:,} characters",
+                f"{prefix}:{number}: a row of more than {MAX_LINE:,} characters",
                 "Remove the row, or the columns that it does not need.",
             )
         if remaining is not None:
             remaining -= size
             if remaining < 0:
-                refuse_expansion(f"{place}:{number}")
-        yield f"{place}:{number}", row, SPLIT_NAMES.get(split)
+                refuse_expansion(f"{prefix}:{number}")
+        yield f"{prefix}:{number}", row, SPLIT_NAMES.get(split)
         number += 1
 
 
@@ -252,8 +252,8 @@ def _num_characters(value: Any) -> int:
 
 
 @contextmanager
-def _readable(path: Path, place: str, kind: str) -> Iterator[None]:
-    """Turn the errors of libraries that read a file into one that names the file and the place.
+def _readable(path: Path, location: str, kind: str) -> Iterator[None]:
+    """Turn the errors of libraries that read a file into one that names the file and location.
 
     They check little of what they read, so a broken file can raise errors of many types.
     """
@@ -269,9 +269,11 @@ def _readable(path: Path, place: str, kind: str) -> Iterator[None]:
     except InputError:
         raise
     except (*of_python, *of_any_kind, *of_libraries) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        message = (str(error).strip().splitlines() or [type(error).__name__])[0]
         remedy = UNREACHED if is_hub_name(path) else f"See how {path} was written or copied."
-        raise BadLineError(f"{place}: cannot be read as {kind} ({said:.300})", remedy) from None
+        raise BadLineError(
+            f"{location}: cannot be read as {kind} ({message:.300})", remedy
+        ) from None
 
 
 # ------------------------------------------------------------------------------------- `datasets`
@@ -286,7 +288,7 @@ def _dataset_rows(path: Path, part: Part) -> Iterator[Row]:
 
 
 def _saved_parts(folder: Path) -> dict[str, Any]:
-    """What `save_to_disk` wrote, by split; "" where it is one part alone."""
+    """The rows that `save_to_disk` wrote, by split; "" where it is one part alone."""
     from datasets import DatasetDict, load_from_disk
 
     loaded = load_from_disk(str(folder))

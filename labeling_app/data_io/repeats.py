@@ -23,7 +23,9 @@ class Repeats:
         """The entry with ids of its own for judgments that earlier entries have stated."""
         if not entry.is_unnamed:
             return entry
-        rankings = tuple(replace(one, id=self._own_id(one.id)) for one in entry.rankings)
+        rankings = tuple(
+            replace(ranking, id=self._own_id(ranking.id)) for ranking in entry.rankings
+        )
         return replace(entry, rankings=rankings)
 
     def _own_id(self, id_: str) -> str:

@@ -69,17 +69,17 @@ def _pick(store: Store, program: str, payload: dict[str, Any], note: str) -> boo
             f"ids must be a list of 2 to {MAX_RESPONSES} ids",
             'For example {"ids": ["chatcmpl-…", "chatcmpl-…"], "pick": 0}.',
         )
-    shown = [_require_served(store, one, f"ids[{place}]") for place, one in enumerate(ids)]
-    if len({one.id for one in shown}) < len(shown):
+    shown = [_require_served(store, id_, f"ids[{index}]") for index, id_ in enumerate(ids)]
+    if len({served.id for served in shown}) < len(shown):
         raise InputError("Two of the ids are the same", "Send each id once.")
-    if len({one.prompt.id for one in shown}) > 1:
+    if len({served.prompt.id for served in shown}) > 1:
         raise InputError(
             "The responses answer different conversations",
             "Send the ids of responses to the same messages.",
         )
-    tiers, flags = pick([one.response.id for one in shown], payload["pick"])
+    tiers, flags = pick([served.response.id for served in shown], payload["pick"])
     ranking = _ranking(shown[0], program, tiers, flags, note)
-    subject = " ".join(["pick", *sorted(one.id for one in shown)])
+    subject = " ".join(["pick", *sorted(served.id for served in shown)])
     return put_verdict(store, program, subject, ranking, shown)
 
 
@@ -122,11 +122,11 @@ def _ranking(
 
 
 def _require_served(store: Store, served_id: Any, name: str) -> ServedResponse:
-    found = find_served(store.connections.db, require_text(served_id, name, 4 * MAX_ID, EXAMPLE))
-    if found is None:
+    served = find_served(store.connections.db, require_text(served_id, name, 4 * MAX_ID, EXAMPLE))
+    if served is None:
         raise NotKeptError(
             f"No response with the id {served_id!r} is kept",
             "Send the id of the chat completion. Only kept responses take feedback: "
             "see --keep.share and --keep.days of rlhf serve.",
         )
-    return found
+    return served

@@ -29,7 +29,7 @@ class JudgeLog:
             ensure_annotator(db, name, "ai")
 
     def verdict(self, first_id: str, second_id: str) -> str | None:
-        """What the judge said to this pair in this order; None when it was not asked yet."""
+        """The judge's verdict on this pair in this order; None when it was not asked yet."""
         query = """SELECT verdict FROM judge_calls
                    WHERE annotator = ? AND rubric = ? AND first_id = ? AND second_id = ?"""
         values = [self.name, self.rubric_version, first_id, second_id]

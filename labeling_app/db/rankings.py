@@ -31,7 +31,7 @@ TURNS_ONCE = "COUNT(*) - COUNT(turn) + COUNT(DISTINCT turn)"
 
 @dataclass(frozen=True, kw_only=True)
 class RankingCounts:
-    """What becomes of the live rankings of a database.
+    """The live rankings of a database, counted by what an export does with them.
 
     Example: two people differ on a task, and a lead decides: 3 are stored, 2 of them replaced, and
     1 is exported.
@@ -211,9 +211,9 @@ def num_rankings_since(
         annotators: only rankings by these annotators; empty means all.
     """
 
-    def count(how: str, which: str, *numbers: int) -> int:
+    def count(index_hint: str, which: str, *numbers: int) -> int:
         query = f"""
-            SELECT {TURNS_ONCE} FROM (SELECT {TURN} AS turn FROM rankings r {how}
+            SELECT {TURNS_ONCE} FROM (SELECT {TURN} AS turn FROM rankings r {index_hint}
             CROSS JOIN annotators a ON a.name = r.annotator
             LEFT JOIN tasks t ON t.id = r.task_id
             WHERE {which} AND r.live = 1 AND r.{VISIBLE} AND COALESCE(t.purpose, 'rank') = 'rank'
@@ -247,8 +247,8 @@ def num_rankings_of(
         CROSS JOIN rankings r ON r.task_id = task.value AND r.live = 1 AND r.{VISIBLE}
         CROSS JOIN annotators a ON a.name = r.annotator
         WHERE 1 {_is_one_of("a.kind", kinds)} {_is_one_of("a.name", annotators)}"""
-    found = connections.db.execute(query, [dump(task_ids), *kinds, *annotators]).fetchone()
-    return int(found[0]), int(found[1])
+    row = connections.db.execute(query, [dump(task_ids), *kinds, *annotators]).fetchone()
+    return int(row[0]), int(row[1])
 
 
 def ranking_counts(db: Database) -> RankingCounts:

@@ -1,4 +1,4 @@
-"""What is asked of the database to show it to people: history, the dashboard, decisions."""
+"""Queries for what people are shown of the database: history, the dashboard, decisions."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What the label database holds: prompts, responses, rubrics, annotators and their rankings.
+"""The content of the label database: prompts, responses, rubrics, annotators and their rankings.
 
 A worked example:
 
@@ -85,7 +85,7 @@ class Store:
 
     @property
     def secret(self) -> str:
-        """What signs cookies and makes pseudonyms; never leaves the server."""
+        """The secret that signs cookies and makes pseudonyms; it never leaves the server."""
         return read_setting(self.connections.db, "secret") or ""
 
     # ------------------------------------------------------------------ prompts and responses
@@ -196,7 +196,7 @@ class Store:
         supersede: bool = False,
         rubric: str = "",
         import_id: int = 0,
-        made: Mapping[str, Mapping[str, float]] | None = None,
+        times_by_id: Mapping[str, Mapping[str, float]] | None = None,
     ) -> int:
         """Store rankings that are not there yet. Returns how many were new.
 
@@ -206,7 +206,7 @@ class Store:
                 in the database and are no longer exported.
             rubric: version of the rubric that they were made by, as `add_rubric` gives it.
             import_id: the import they belong to; a ranking that is there must then say the same.
-            made: `created_at` and `duration_ms` of rankings by id; by default they are made now.
+            times_by_id: `created_at` and `duration_ms` of rankings; by default they are made now.
 
         Raises:
             InputError: a ranking names a response its prompt does not have, or an annotator of
@@ -224,7 +224,7 @@ class Store:
                     continue
                 if supersede:
                     retire_outside_tasks(db, ranking.prompt_id, ranking.annotator)
-                times = (made or {}).get(ranking.id, {})
+                times = (times_by_id or {}).get(ranking.id, {})
                 insert_ranking(db, ranking, rubric=rubric, import_id=import_id, **times)
                 if import_id and ranking.kind == "human":
                     defer_link(db, import_id, ranking.prompt_id)
@@ -253,10 +253,10 @@ class Store:
             for row in db.query(f"SELECT * FROM prompts WHERE {VISIBLE} ORDER BY seq"):
                 responses = _responses(db, row["id"])
                 if responses:
-                    found = rankings_of_prompt(db, row["id"], without_adjudicated=not annotators)
+                    stored = rankings_of_prompt(db, row["id"], without_adjudicated=not annotators)
                     rankings = tuple(
                         ranking
-                        for ranking in found
+                        for ranking in stored
                         if (not kinds or ranking.kind in kinds)
                         and (not annotators or ranking.annotator in annotators)
                     )
@@ -281,8 +281,8 @@ class Store:
             moment: a `snapshot` that shows the moment; default: now.
         """
         query = f"SELECT split, COUNT(*) FROM prompts WHERE {VISIBLE} GROUP BY split"
-        found = dict((moment or self.connections.db).execute(query).fetchall())
-        return {split: found.get(split, 0) for split in SPLITS}
+        counts = dict((moment or self.connections.db).execute(query).fetchall())
+        return {split: counts.get(split, 0) for split in SPLITS}
 
     def add_rubric(self, text: str) -> str:
         """Store a rubric and return its version, a hash of its text."""

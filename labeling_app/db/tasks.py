@@ -69,9 +69,9 @@ def queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
     for prompt_id in prompt_ids:
         query = f"""SELECT id FROM responses WHERE prompt_id = ? AND {VISIBLE}
                     ORDER BY model, sample_index, seq"""
-        found = [row[0] for row in db.execute(query, [prompt_id])]
+        ids = [row[0] for row in db.execute(query, [prompt_id])]
         check = f"SELECT 1 FROM tasks WHERE prompt_id = ? AND {KNOWN_ANSWER}"
-        if len(found) < 2 or db.execute(check, [prompt_id]).fetchone():
+        if len(ids) < 2 or db.execute(check, [prompt_id]).fetchone():
             continue
         unseen = db.execute(
             "SELECT id FROM tasks t WHERE prompt_id = ? AND purpose = 'rank'"
@@ -79,12 +79,12 @@ def queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
             " AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id)",
             [prompt_id],
         ).fetchone()
-        if any(set(found) == set(responses) for _, responses in tasks_to_rank(db, prompt_id)):
+        if any(set(ids) == set(responses) for _, responses in tasks_to_rank(db, prompt_id)):
             continue  # asked for before, by a line of the same import
         if unseen:
-            db.execute("UPDATE tasks SET responses = ? WHERE id = ?", [dump(found), unseen[0]])
+            db.execute("UPDATE tasks SET responses = ? WHERE id = ?", [dump(ids), unseen[0]])
         else:
-            insert_task(db, prompt_id, found, overlap=overlap)
+            insert_task(db, prompt_id, ids, overlap=overlap)
 
 
 def make_known_answer(
@@ -183,7 +183,7 @@ def set_priorities(connections: Connections, order: Sequence[tuple[int, str]]) -
     """Put tasks, each with its reason, in this order; other such tasks come after them."""
     with connections.write() as db:
         db.execute(f"UPDATE tasks SET priority = 0, reason = '' WHERE {TO_PRIORITIZE}")
-        rows = [(len(order) - place, why, id_) for place, (id_, why) in enumerate(order)]
+        rows = [(len(order) - index, why, id_) for index, (id_, why) in enumerate(order)]
         db.conn.executemany("UPDATE tasks SET priority = ?, reason = ? WHERE id = ?", rows)
 
 
@@ -218,8 +218,8 @@ def comparison_task(db: Database, prompt_id: str, responses: Sequence[str]) -> i
     """The task by which an evaluation has asked for these responses, in this order, if any has."""
     query = """SELECT id, responses FROM tasks
                WHERE prompt_id = ? AND purpose = 'compare' AND decides IS NULL ORDER BY id"""
-    found = db.execute(query, [prompt_id])
-    return next((id_ for id_, ids in found if json.loads(ids) == list(responses)), None)
+    rows = db.execute(query, [prompt_id])
+    return next((id_ for id_, ids in rows if json.loads(ids) == list(responses)), None)
 
 
 def num_people_wanted(db: Database, task_ids: Sequence[int]) -> int:

@@ -51,5 +51,5 @@ def opinions_on(connections: Connections, task: Task) -> list[Opinion]:
 def _flags(shown_order: list[str], stored: str) -> list[str]:
     """Flags for people: all-bad as it is, and unsafe@ID as "A unsafe"."""
     of_all, of_one = split_flags(read_flags(stored, is_from_board=True), shown_order)
-    of_place = list(letters(shown_order).values())
-    return [*of_all, *(f"{of_place[place]} {name}" for place, name in of_one)]
+    letter_at = list(letters(shown_order).values())
+    return [*of_all, *(f"{letter_at[position]} {name}" for position, name in of_one)]

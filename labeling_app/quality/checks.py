@@ -10,7 +10,7 @@ from labeling_app.rankings.agreement import Interval, mean_interval, pair_agreem
 
 @dataclass(frozen=True, kw_only=True)
 class Feedback:
-    """What a training task says after the answer: positions in the order shown."""
+    """The feedback of a training task after the answer: positions in the order shown."""
 
     agreement: float
     expected: list[list[int]]
@@ -18,14 +18,14 @@ class Feedback:
 
 
 def feedback_on(connections: Connections, annotator: str, task_id: int) -> Feedback | None:
-    """What to tell somebody about their ranking of a training task.
+    """Return the feedback on somebody's ranking of a training task.
 
     None for every other task, and before they have ranked it.
     """
-    found = training_answer(connections, annotator, task_id)
-    if found is None:
+    row = training_answer(connections, annotator, task_id)
+    if row is None:
         return None
-    answer, explanation, shown_order, given = found
+    answer, explanation, shown_order, given = row
     return Feedback(
         agreement=pair_agreement(given, answer) or 0.0,
         expected=[[shown_order.index(response) for response in tier] for tier in answer],
@@ -41,6 +41,6 @@ def check_scores(connections: Connections) -> dict[str, dict[str, Interval | Non
         if value is not None:
             values[purpose][name].append(value)
     return {
-        purpose: {name: mean_interval(found) for name, found in people.items()}
+        purpose: {name: mean_interval(agreements) for name, agreements in people.items()}
         for purpose, people in values.items()
     }

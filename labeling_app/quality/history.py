@@ -1,4 +1,4 @@
-"""What an annotator has done lately, to look at and to change."""
+"""An annotator's latest work, to look at and to change."""
 
 import json
 from dataclasses import dataclass
@@ -53,4 +53,4 @@ def in_words(shown_order: list[str], tiers: str, flags: str) -> str:
 
 def letters(shown_order: list[str]) -> dict[str, str]:
     """The letter of every response on a screen: the first is A."""
-    return {response_id: chr(65 + place) for place, response_id in enumerate(shown_order)}
+    return {response_id: chr(65 + index) for index, response_id in enumerate(shown_order)}

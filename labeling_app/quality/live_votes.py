@@ -1,4 +1,4 @@
-"""What people have said in live mode, a row for each person; a question counts once."""
+"""Votes of people in live mode, a row for each person; a question counts once."""
 
 import json
 from collections import Counter, defaultdict
@@ -35,8 +35,10 @@ def count_live_votes(votes: Iterable[LiveVote]) -> list[LiveVotes]:
         counts[annotator][_kind_of(json.loads(tiers), json.loads(flags))] += 1
     kinds = ("picks", "ties", "all_bad", "thumbs_up", "thumbs_down", "edits")
     return [
-        LiveVotes(name=name, questions=len(asked), **{kind: counts[name][kind] for kind in kinds})
-        for name, asked in sorted(questions.items())
+        LiveVotes(
+            name=name, questions=len(own_questions), **{kind: counts[name][kind] for kind in kinds}
+        )
+        for name, own_questions in sorted(questions.items())
     ]
 
 

@@ -116,7 +116,7 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """What the latest rankings say."""
+    """The measured quality of the latest rankings."""
 
     num_considered: int
     times: list[float] = field(default_factory=list)
@@ -142,7 +142,7 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenWork:
-    """What is left to do."""
+    """The work that is left to do."""
 
     num_open: int
     """Tasks that are not done yet; those on somebody's screen are among them."""
@@ -156,7 +156,7 @@ class OpenWork:
 
 
 def open_work(store: Store) -> OpenWork:
-    """What is left to do now."""
+    """Return the work that is left to do now."""
     following = next_tasks(store.connections, SHOWN_NEXT)
     return OpenWork(
         num_open=num_open(store.connections),
@@ -168,7 +168,7 @@ def open_work(store: Store) -> OpenWork:
 
 
 def state_of_rankings(store: Store) -> tuple[int, int, int, str]:
-    """What changes whenever `measure_quality` would find other numbers, for a look-up or two."""
+    """A value that changes whenever those of `measure_quality` would; it takes few look-ups."""
     today = datetime.fromtimestamp(time.time()).strftime("%Y-%m-%d")
     connections = store.connections
     numbers = newest_ranking(connections), store.counts()["rankings"], num_deferred(connections)
@@ -213,10 +213,12 @@ def measure_quality(store: Store) -> Quality:
 
 
 def _effects(store: Store, judgments: Sequence[Judgment]) -> list[Effect]:
-    ranked = {one for judgment in judgments for tier in judgment.tiers for one in tier}
+    ranked = {
+        response_id for judgment in judgments for tier in judgment.tiers for response_id in tier
+    }
     texts = response_texts(store.connections, sorted(ranked))
     properties = {response_id: properties_of(text) for response_id, text in texts}
-    return what_wins(((one.prompt_id, one.tiers) for one in judgments), properties)
+    return what_wins(((judgment.prompt_id, judgment.tiers) for judgment in judgments), properties)
 
 
 def _shortened(messages: str) -> str:
@@ -241,8 +243,8 @@ def _judgment(row: dict[str, Any]) -> Judgment:
 
 
 def _values(group: Sequence[Judgment], measure: Any) -> list[float]:
-    found = [measure(a.tiers, b.tiers) for a, b in combinations(group, 2)]
-    return [value for value in found if value is not None]
+    values = [measure(a.tiers, b.tiers) for a, b in combinations(group, 2)]
+    return [value for value in values if value is not None]
 
 
 def _agreements(shared: list[list[Judgment]]) -> dict[tuple[str, str], list[float]]:

@@ -54,7 +54,7 @@ def information(
 
 
 def gain(rows: Float[ndarray, "P d"], covariance: Float[ndarray, "d d"]) -> float:
-    """What pairs add to what is known, in nats: log det(I + A Σ Aᵀ), Σ the inverse of the known."""
+    """The information that pairs add, in nats: log det(I + A Σ Aᵀ), Σ the inverse of the known."""
     return float(np.linalg.slogdet(np.eye(len(rows)) + rows @ covariance @ rows.T)[1])
 
 
@@ -102,12 +102,12 @@ def choose_one_by_one(
 def mix(order: list[int], share: float, rng: np.random.Generator) -> list[tuple[int, bool]]:
     """(task, drawn at random) such that at least `share` of every beginning is drawn at random."""
     rest = iter(order)
-    drawn = iter([order[place] for place in rng.permutation(len(order))])
+    drawn = iter([order[index] for index in rng.permutation(len(order))])
     taken: set[int] = set()
     mixed: list[tuple[int, bool]] = []
     num_random = 0
-    for place in range(1, len(order) + 1):
-        is_random = num_random < share * place
+    for position in range(1, len(order) + 1):
+        is_random = num_random < share * position
         # What one of the two has passed over is taken, so no task is lost.
         task = next(task for task in (drawn if is_random else rest) if task not in taken)
         num_random += is_random

@@ -78,8 +78,8 @@ def what_wins(
     numbers: list[int] = []
     for prompt, tiers in judged:
         number = prompts.setdefault(prompt, len(prompts))
-        for place, tier in enumerate(tiers):
-            worse = [one for others in tiers[place + 1 :] for one in others]
+        for index, tier in enumerate(tiers):
+            worse = [response_id for lower in tiers[index + 1 :] for response_id in lower]
             for winner, loser in product(tier, worse):
                 pair = zip(properties[winner], properties[loser], strict=True)
                 rows.append(tuple(a - b for a, b in pair))

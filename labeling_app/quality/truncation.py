@@ -22,7 +22,10 @@ def cut_offs(
         without_limit: the label of one that was cut off at no known number of tokens.
     """
     limits = length_limits(connections, ids)
-    return [_words(limits[one], without_limit) if one in limits else "" for one in ids]
+    return [
+        _words(limits[response_id], without_limit) if response_id in limits else ""
+        for response_id in ids
+    ]
 
 
 def _words(limit: int | None, without_limit: str) -> str:

@@ -29,7 +29,7 @@ MIN_VALUES = MIN_PROMPTS  # for the same reason
 
 def ranks(tiers: Tiers) -> dict[str, int]:
     """The tier number of every response, best 1: [["b"], ["a", "c"]] → {"b": 1, "a": 2, "c": 2}."""
-    return {response: place for place, tier in enumerate(tiers, start=1) for response in tier}
+    return {response: rank for rank, tier in enumerate(tiers, start=1) for response in tier}
 
 
 def pair_agreement(first: Tiers, second: Tiers) -> float | None:
@@ -63,10 +63,10 @@ def mean_ranks(tiers: Tiers) -> dict[str, float]:
 
     [["b"], ["a", "c"]] → {"b": 1.0, "a": 2.5, "c": 2.5}: the worst of three stays near rank 3.
     """
-    found: dict[str, float] = {}
+    rank: dict[str, float] = {}
     for tier in tiers:
-        found |= dict.fromkeys(tier, len(found) + (len(tier) + 1) / 2)
-    return found
+        rank |= dict.fromkeys(tier, len(rank) + (len(tier) + 1) / 2)
+    return rank
 
 
 def ranking_alpha(
@@ -93,8 +93,8 @@ def ranking_alpha(
     by_size: dict[int, list[tuple[int, list[list[float]]]]] = defaultdict(list)
     number = 0  # of tasks with something that was judged twice
     for rankings in tasks:
-        if found := _units_by_size(rankings):
-            for size, units in found.items():
+        if units_by_size := _units_by_size(rankings):
+            for size, units in units_by_size.items():
                 by_size[size].append((number, units))
             number += 1
     pools = [
@@ -116,12 +116,12 @@ def _units_by_size(rankings: Sequence[Tiers]) -> dict[int, list[list[float]]]:
     """For every response of a task its ranks, by how many responses were ranked with it."""
     of_same: dict[frozenset[str], list[dict[str, float]]] = defaultdict(list)
     for tiers in rankings:
-        found = mean_ranks(tiers)
-        of_same[frozenset(found)].append(found)
+        mean_rank = mean_ranks(tiers)
+        of_same[frozenset(mean_rank)].append(mean_rank)
     units: dict[int, list[list[float]]] = defaultdict(list)
     for several in of_same.values():
         if len(several) > 1:
-            units[len(several[0])] += [[one[name] for one in several] for name in several[0]]
+            units[len(several[0])] += [[rank[name] for rank in several] for name in several[0]]
     return units
 
 
@@ -166,14 +166,14 @@ def ordinal_alpha(units: Sequence[Sequence[float]]) -> float | None:
 def _coincidences(groups: Sequence[Sequence[Sequence[float]]]) -> Float[ndarray, "N V V"]:
     """For each group of units how often two judges gave one unit the values c and k."""
     values = sorted({value for units in groups for unit in units for value in unit})
-    place = {value: index for index, value in enumerate(values)}
-    found = np.zeros((len(groups), len(values), len(values)))
-    for group, units in zip(found, groups, strict=True):
+    column = {value: index for index, value in enumerate(values)}
+    coincidences = np.zeros((len(groups), len(values), len(values)))
+    for group, units in zip(coincidences, groups, strict=True):
         for unit in units:
             if len(unit) > 1:
-                counts = np.bincount([place[v] for v in unit], minlength=len(values)).astype(float)
+                counts = np.bincount([column[v] for v in unit], minlength=len(values)).astype(float)
                 group += (np.outer(counts, counts) - np.diag(counts)) / (len(unit) - 1)
-    return found
+    return coincidences
 
 
 def _alpha(coincidences: Float[ndarray, "S V V"]) -> Float[ndarray, " S"]:
@@ -215,10 +215,10 @@ def mean_interval(
     from scipy.stats import bootstrap  # as above
 
     rng = np.random.default_rng(seed)
-    found = bootstrap(
+    resampled = bootstrap(
         (values,), np.mean, n_resamples=samples, batch=100, method="percentile", rng=rng
     )
-    low, high = map(float, found.confidence_interval)
+    low, high = map(float, resampled.confidence_interval)
     return mean, low, high
 
 
@@ -243,7 +243,9 @@ def top_share_by_position(rankings: Sequence[tuple[Tiers, Sequence[str]]]) -> li
     sizes = [len(shown_order) for _, shown_order in rankings]
     size = max(set(sizes), key=sizes.count)
     used = [(tiers[0], shown_order) for tiers, shown_order in rankings if len(shown_order) == size]
-    credits = [[(one in top) / len(top) for one in shown_order] for top, shown_order in used]
+    credits = [
+        [(response in top) / len(top) for response in shown_order] for top, shown_order in used
+    ]
     shares = (mean_interval(of_position) for of_position in zip(*credits, strict=True))
     return [share for share in shares if share is not None]
 

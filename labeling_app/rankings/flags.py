@@ -31,8 +31,8 @@ def read_flags(stored: str, *, is_from_board: bool = False) -> tuple[str, ...]:
             flag, nor one of a response: one that is there was forged, and is left out.
     """
     value = json.loads(stored)
-    found = value if isinstance(value, list) else [value]
-    flags = [flag if isinstance(flag, str) else json.dumps(flag) for flag in found]
+    values = value if isinstance(value, list) else [value]
+    flags = [flag if isinstance(flag, str) else json.dumps(flag) for flag in values]
     if is_from_board:
         flags = [flag for flag in flags if flag.partition("@")[0] not in RESERVED]
     return tuple(flags)
@@ -41,13 +41,13 @@ def read_flags(stored: str, *, is_from_board: bool = False) -> tuple[str, ...]:
 def split_flags(
     flags: Collection[str], ids: Sequence[str]
 ) -> tuple[list[str], list[tuple[int, str]]]:
-    """Flags of the whole ranking, and (place, name) of those of one response.
+    """Flags of the whole ranking, and (position, name) of those of one response.
 
     Args:
         flags: as `read_flags` gives them; those of a response that is not there are left out.
         ids: of the responses, in some order.
     """
-    places = {response_id: place for place, response_id in enumerate(ids)}
+    positions = {response_id: position for position, response_id in enumerate(ids)}
     parts = [flag.partition("@") for flag in flags]
     of_all = [name for name, at, _ in parts if not at]
-    return of_all, [(places[i], name) for name, at, i in parts if at and i in places]
+    return of_all, [(positions[i], name) for name, at, i in parts if at and i in positions]

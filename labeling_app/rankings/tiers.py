@@ -55,7 +55,7 @@ def judgments_of_pairs(pairs: Any, num_responses: int) -> list[Tiers]:
     Raises:
         InputError: a pair is malformed.
     """
-    said: dict[tuple[int, int, str], Tiers] = {}
+    judgments: dict[tuple[int, int, str], Tiers] = {}
     for pair in pairs if isinstance(pairs, list) else [pairs]:
         if (
             not isinstance(pair, list)
@@ -67,18 +67,18 @@ def judgments_of_pairs(pairs: Any, num_responses: int) -> list[Tiers]:
                 f"pairs must hold [i, j, first|second|tie], found {pair!r:.80}", PAIRS_EXAMPLE
             )
         checked_tiers([pair[:2]], num_responses)
-        said.setdefault(_in_order(*pair), _pair_tiers(*pair))
-    verdicts = {(first, second): verdict for first, second, verdict in said}
+        judgments.setdefault(_in_order(*pair), _pair_tiers(*pair))
+    verdicts = {(first, second): verdict for first, second, verdict in judgments}
     wins = Counter({index: 0 for index in range(num_responses)})
     for (first, second), verdict in verdicts.items():
         wins[first] += (verdict == "first") - (verdict == "second")
         wins[second] += (verdict == "second") - (verdict == "first")
     levels = sorted(set(wins.values()), reverse=True)
     order = [[index for index in wins if wins[index] == level] for level in levels]
-    complete = len(said) == len(verdicts) == num_responses * (num_responses - 1) // 2
+    complete = len(judgments) == len(verdicts) == num_responses * (num_responses - 1) // 2
     if complete and all(_verdict(wins, *pair) == verdict for pair, verdict in verdicts.items()):
         return [order]
-    return list(said.values())
+    return list(judgments.values())
 
 
 def _in_order(first: int, second: int, verdict: str) -> tuple[int, int, str]:

@@ -41,7 +41,7 @@ def pick(ids: Sequence[str], choice: int | str) -> tuple[Tiers, tuple[str, ...]]
 
 
 def subject(ranking: Ranking) -> tuple[str, frozenset[str]]:
-    """What a ranking is about; a later one by the same person about the same takes its place."""
+    """The subject of a ranking: a later ranking by the same person on it replaces this one."""
     if EDITED in ranking.flags:
         return "edit", frozenset(ranking.tiers[-1])
     kind = "thumb" if LABELS.keys() & set(ranking.flags) else "pick"

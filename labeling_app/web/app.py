@@ -134,6 +134,6 @@ def _confine_gradio(app: FastAPI) -> None:
     """Give Gradio's page its policy and remove its other routes: uploads, queues, files, more."""
     [gradio] = [route.app for route in app.routes if isinstance(route, Mount)]
     assert isinstance(gradio, FastAPI)
-    kept = [route for route in gradio.routes if getattr(route, "path", "") in GRADIO_ROUTES]
-    gradio.router.routes[:] = kept
+    routes = [route for route in gradio.routes if getattr(route, "path", "") in GRADIO_ROUTES]
+    gradio.router.routes[:] = routes
     gradio.add_middleware(GradioPolicy)

@@ -28,10 +28,10 @@ class RequestBatcher(Generic[Question, Answer]):
             questions: list[Question] = []
             self._open = questions, asyncio.create_task(self._run(questions))
         questions, batch = self._open
-        place = len(questions)
+        index = len(questions)
         questions.append(question)
         # Shielded: a caller who disconnects must not cancel the others' work.
-        return (await asyncio.shield(batch))[place]
+        return (await asyncio.shield(batch))[index]
 
     async def _run(self, questions: list[Question]) -> Sequence[Answer]:
         async with self._turn:

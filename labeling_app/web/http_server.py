@@ -61,7 +61,9 @@ class Connections:
         self._num_open += 1
         if self._num_open > self.max_connections:
             largest = max(self._open.values(), key=len)
-            waiting = (one for one in largest if one.state().limit_seconds is not None)
+            waiting = (
+                candidate for candidate in largest if candidate.state().limit_seconds is not None
+            )
             self._abort(next(waiting, connection))
 
     def touch(self, connection: "LimitedProtocol") -> None:
@@ -82,7 +84,7 @@ class Connections:
 
     def abort_late(self, now: float) -> None:
         """Close connections that have been in one state for too long; call it often."""
-        for connection in [one for group in self._open.values() for one in group]:
+        for connection in [connection for group in self._open.values() for connection in group]:
             state, since = connection.state(), connection.since
             if since is None or since[0] != state:
                 connection.since = state, now

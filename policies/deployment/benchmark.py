@@ -12,7 +12,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from policies.deployment.benchmark_page import write_page
-from policies.deployment.found import find_folders, is_scorer
+from policies.deployment.model_folders import find_folders, is_scorer
 from policies.deployment.quantize import weight_bytes
 from policies.deployment.settings import BenchmarkSettings
 from policies.deployment.timing import (
@@ -91,7 +91,7 @@ def _describe(name: str) -> dict[str, Any]:
     """A model's kind, folder and size on disk, of an ensemble the first member's folder."""
     folder, *_ = folders = find_folders(name)
     kind = "reward model" if is_scorer(name) else "policy"
-    size = sum(weight_bytes(Path(one)) for one in folders)
+    size = sum(weight_bytes(Path(path)) for path in folders)
     return {"kind": kind, "folder": folder, "bytes": size, "members": len(folders)}
 
 
@@ -115,8 +115,8 @@ def _measure(
 
             folder = described["folder"]
             if described["kind"] == "policy":
-                found = measure_policy(folder, accelerator, settings, record)
+                model_rows = measure_policy(folder, accelerator, settings, record)
             else:
-                found = measure_scorer(name, folder, accelerator, settings, record)
-            rows += [{"run": name, "kind": described["kind"], **row} for row in found]
+                model_rows = measure_scorer(name, folder, accelerator, settings, record)
+            rows += [{"run": name, "kind": described["kind"], **row} for row in model_rows]
     return rows

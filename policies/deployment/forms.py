@@ -141,7 +141,7 @@ def _arguments(
     if not form.group_sizes:
         return QuantizationArgs(num_bits=form.bits, strategy=QuantizationStrategy.CHANNEL)
     inputs = {layer.in_features for layer in layers.values()}
-    fitting = (size for size in form.group_sizes if not any(one % size for one in inputs))
+    fitting = (size for size in form.group_sizes if not any(width % size for width in inputs))
     size = next(fitting, None)
     if size is None:
         raise InputError(
@@ -155,8 +155,8 @@ def _arguments(
 
 
 def _linears(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
-    found = ((name, part) for name, part in model.named_modules() if type(part) is nn.Linear)
-    yield from found  # exactly: layers of other kinds compute something else with their weights
+    layers = ((name, part) for name, part in model.named_modules() if type(part) is nn.Linear)
+    yield from layers  # exactly: layers of other kinds compute something else with their weights
 
 
 def _is_above_trunk(model: PreTrainedModel, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What quantization loses, measured on held-out prompts with both models loaded from disk."""
+"""The loss of quantization, measured on held-out prompts with both models loaded from disk."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -58,9 +58,9 @@ def compare_policies(
     prompts: Sequence[Prompt],
     settings: QuantizeSettings,
 ) -> tuple[dict[str, Any], Iterator[JsonObject]]:
-    """`log_prob`, and with a reward `win_rate`, as report.json holds them; and the answers.
+    """`log_prob`, and with a reward `win_rate`, as report.json holds them; and the responses.
 
-    The log-probs are those of the original's answers.
+    The log-probs are those of the original's responses.
 
     Raises:
         InputError: a prompt is too long, or the reward cannot be used.
@@ -80,14 +80,14 @@ def compare_policies(
         samples=settings.samples,
         batch_size=settings.batch_size,
     )
-    theirs, before = _answer(accelerator, original, job)
-    ours, after = _answer(accelerator, quantized, job, theirs)
+    theirs, before = _sample_and_score(accelerator, original, job)
+    ours, after = _sample_and_score(accelerator, quantized, job, theirs)
     lasting = {**quantized, "path": str(RunDir(settings.out).policy)}  # it moves there when done
     both = [theirs, replace(ours, model=lasting)]
-    answers = (record.to_json() for record in as_records(prompts, both))
+    responses = (record.to_json() for record in as_records(prompts, both))
     report: dict[str, Any] = {"log_prob": describe_changes(before, after)}
     if settings.reward is None:
-        return report, answers
+        return report, responses
     given = described_kwargs(original)
     name = with_prefix(settings.reward)
     reward = load_text_reward(name, accelerator, TOKENS_PER_BATCH, given=given)
@@ -95,16 +95,16 @@ def compare_policies(
     wins = compare(scores["quantized"], scores["original"])
     rate = judge_wins(wins, seed=settings.seed)
     bounds = {name: None for name in ("low", "high") if math.isnan(rate[name])}  # of few prompts
-    return report | {"win_rate": rate | bounds}, answers
+    return report | {"win_rate": rate | bounds}, responses
 
 
-def _answer(
+def _sample_and_score(
     accelerator: Accelerator,
     description: Description,
     job: SamplingJob,
     scored: ModelResponses | None = None,
 ) -> tuple[ModelResponses, list[Tensor]]:
-    """A model's answers, and its log-probs of the tokens of `scored`, by default of its own."""
+    """A model's responses, and its log-probs of the tokens of `scored`, by default of its own."""
     longest = max(map(len, job.encoded)) + job.sampling.max_new_tokens
     loaded = frozen_model(
         "generate",
@@ -123,18 +123,18 @@ def _answer(
             for ids, sample in zip(prompts, samples, strict=True)
         ]
         firsts = range(0, len(samples), size)
-        answers = ModelResponses(
+        responses = ModelResponses(
             description,
             [samples[first : first + size] for first in firsts],
             [texts[first : first + size] for first in firsts],
             job.sampling,
         )
         assert model.model is not None
-        read = [ids for row in (scored or answers).token_ids for ids in row]
+        read = [ids for row in (scored or responses).token_ids for ids in row]
         log_probs = score_responses(
             accelerator, model.model, job.tokenizer, prompts, read, 1.0, job.batch_size
         )
-    return answers, log_probs
+    return responses, log_probs
 
 
 def describe_changes(before: Sequence[Tensor], after: Sequence[Tensor]) -> dict[str, float | int]:
@@ -158,12 +158,12 @@ def compare_reward_models(
     Raises:
         InputError: a response is too long for the model.
     """
-    answers = [(record.prompt, record.responses) for record in records]
+    responses = [(record.prompt, record.responses) for record in records]
     before, after = (
         load_text_reward(
-            one["path"], accelerator, TOKENS_PER_BATCH, given=described_kwargs(original)
-        )(answers)
-        for one in (original, quantized)
+            description["path"], accelerator, TOKENS_PER_BATCH, given=described_kwargs(original)
+        )(responses)
+        for description in (original, quantized)
     )
     changes = np.abs(np.concatenate(after) - np.concatenate(before))
     return {

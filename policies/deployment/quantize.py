@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.deployment.forms import linear_layers, quantize_weights
-from policies.deployment.found import find_folders
+from policies.deployment.model_folders import find_folders
 from policies.deployment.quantization_error import compare_policies, compare_reward_models
 from policies.deployment.settings import QuantizeSettings
 from policies.reference.prompts import load_prompts
@@ -60,12 +60,14 @@ def quantize(settings: QuantizeSettings) -> dict[str, Any]:
             _write_weights(model, folder, settings, is_reward=is_reward)
             quantized = describe_model(str(folder))
             if is_reward:
-                found = compare_reward_models(accelerator, model, quantized, records)
+                comparison = compare_reward_models(accelerator, model, quantized, records)
             else:
                 prompts = [record.prompt for record in records]
-                found, answers = compare_policies(accelerator, model, quantized, prompts, settings)
-                write_jsonl(run.answers, answers)
-            require_little_lost(found, settings)
+                comparison, responses = compare_policies(
+                    accelerator, model, quantized, prompts, settings
+                )
+                write_jsonl(run.answers, responses)
+            require_little_lost(comparison, settings)
             report = {
                 "form": settings.to,
                 "kind": "reward model" if is_reward else "policy",
@@ -74,7 +76,7 @@ def quantize(settings: QuantizeSettings) -> dict[str, Any]:
                     "before": weight_bytes(Path(model["path"])),
                     "after": weight_bytes(folder),
                 },
-                **found,
+                **comparison,
                 **({"normalisation": {"gain": training_gain(settings.run)}} if is_reward else {}),
                 "cost": cost_of(run, settings.price_per_hour),
                 "seed": settings.seed,
@@ -90,17 +92,17 @@ class Loss:
     """Points that were lost, and of what."""
 
     points: float
-    words: str
+    measure: str
 
 
-def lost_points(found: Mapping[str, Any]) -> list[Loss]:
+def lost_points(comparison: Mapping[str, Any]) -> list[Loss]:
     """The loss of a report in points: of win rate below 50, or of pairs ordered as before."""
     losses = []
-    if "win_rate" in found:
-        rate = found["win_rate"]
+    if "win_rate" in comparison:
+        rate = comparison["win_rate"]
         losses.append(Loss(50 - 100 * rate["value"], f"win rate on {rate['n']} prompts"))
-    if "pairs" in found:
-        pairs = found["pairs"]
+    if "pairs" in comparison:
+        pairs = comparison["pairs"]
         losses.append(
             Loss(
                 100 - 100 * pairs["agreement"],
@@ -119,11 +121,11 @@ def find_model(settings: QuantizeSettings) -> dict[str, str]:
         ConfigError: --reward judges policies, and this is a reward model.
     """
     name = settings.run
-    folder, *others = find_folders(name)
-    if others:
+    folder, *other_folders = find_folders(name)
+    if other_folders:
         raise InputError(
-            f"{name} is an ensemble of {1 + len(others)} reward models",
-            f"Quantize one of them, such as {others[0]}.",
+            f"{name} is an ensemble of {1 + len(other_folders)} reward models",
+            f"Quantize one of them, such as {other_folders[0]}.",
         )
     if quantization_of(load_config(folder)) is not None:
         raise InputError(
@@ -153,36 +155,36 @@ def read_held_out(
     if is_reward:
         records = [record for record in records if len(record.responses) > 1]
     if not records:
-        what = "test prompts" if path.is_dir() else "prompts"
+        noun = "test prompts" if path.is_dir() else "prompts"
         having = " with two responses" if is_reward else ""
         raise InputError(
-            f"{path} has no {what}{having} to compare on",
+            f"{path} has no {noun}{having} to compare on",
             "Give another --prompts: an export with a test split, "
             + ("with responses." if is_reward else "or a JSON Lines file of prompts."),
         )
     return records[: settings.num_prompts], {"path": str(path), "hash": content_hash}
 
 
-def require_little_lost(found: Mapping[str, Any], settings: QuantizeSettings) -> None:
+def require_little_lost(comparison: Mapping[str, Any], settings: QuantizeSettings) -> None:
     """Refuse a quantized model that has lost more than the settings allow.
 
     Raises:
         GuardError: names what was lost, and how much.
     """
-    if found.get("pairs", {"pairs": 1})["pairs"] == 0:
+    if comparison.get("pairs", {"pairs": 1})["pairs"] == 0:
         raise GuardError(
             "The reward model gives all responses to a prompt the same reward: there is no order "
             "to lose",
             "Nothing was written. Give the model that training has finished, or other --prompts.",
         )
-    for measure in lost_points(found):
-        if measure.points > settings.max_loss:
+    for loss in lost_points(comparison):
+        if loss.points > settings.max_loss:
             raise GuardError(
-                f"{settings.to} loses {measure.points:.1f} points of {measure.words}, more than "
+                f"{settings.to} loses {loss.points:.1f} points of {loss.measure}, more than "
                 f"--max-loss {settings.max_loss:g}",
                 REMEDY,
             )
-    change = found.get("log_prob", {"mean": 0.0})["mean"]
+    change = comparison.get("log_prob", {"mean": 0.0})["mean"]
     if change > settings.max_log_prob_change:
         raise GuardError(
             f"{settings.to} changes the log-prob of a token by {change:.3f} nats on average, more "

@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkCase:
-    """What is measured at once: how many sequences, and how long their two parts are."""
+    """The sequences that are measured at once: how many, and how long their two parts are."""
 
     batch_size: int
     prompt_tokens: int
@@ -56,8 +56,8 @@ def all_cases(settings: BenchmarkSettings) -> list[BenchmarkCase]:
     """Every combination of the sizes, the smallest batch first."""
     sizes = product(settings.prompt_tokens, settings.answer_tokens, sorted(settings.batch_sizes))
     return [
-        BenchmarkCase(batch_size=batch, prompt_tokens=prompt, answer_tokens=answer)
-        for prompt, answer, batch in sizes
+        BenchmarkCase(batch_size=batch, prompt_tokens=prompt, answer_tokens=response)
+        for prompt, response, batch in sizes
     ]
 
 
@@ -92,8 +92,8 @@ def measure_policy(
     cases = all_cases(settings)
     tokenizer = load_tokenizer(folder)
     usable = _usable_ids(tokenizer)
-    rows = load_config(folder).get_text_config().vocab_size
-    set_end_tokens(tokenizer, [rows])  # an id that no model draws
+    vocabulary = load_config(folder).get_text_config().vocab_size
+    set_end_tokens(tokenizer, [vocabulary])  # an id that no model draws
     longest = max(case.prompt_tokens + case.answer_tokens for case in cases)
     # as `rlhf generate` loads it
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
@@ -101,34 +101,34 @@ def measure_policy(
     loaded = frozen_model(
         settings.engine, folder, accelerator, tokenizer, longest, most, dtype=dtype
     )
-    found = []
+    rows = []
     with loaded as model:
         seed_all(settings.seed)
         for case in cases:
             sampler = replace(model, batch_size=case.batch_size)
             prompts = _random_rows(usable, case.batch_size, case.prompt_tokens, settings.seed)
-            found.append(_time_answers(sampler, prompts, case, settings, on_batch))
-    return found
+            rows.append(_time_responses(sampler, prompts, case, settings, on_batch))
+    return rows
 
 
-def _time_answers(
+def _time_responses(
     model: FrozenModel,
     prompts: Sequence[list[int]],
     case: BenchmarkCase,
     settings: BenchmarkSettings,
     on_batch: Callable[[Batch], None],
 ) -> Row:
-    def answer(tokens: int) -> None:
+    def respond(tokens: int) -> None:
         sampling = Sampling(
             temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=tokens, seed=settings.seed
         )
         samples = model.sample(prompts, sampling)
         assert all(len(sample.token_ids) == tokens for sample in samples)
 
-    answer(case.answer_tokens)  # not counted
-    firsts = [_seconds(lambda: answer(1)) for _ in range(settings.repeats)]
+    respond(case.answer_tokens)  # not counted
+    firsts = [_seconds(lambda: respond(1)) for _ in range(settings.repeats)]
     with peak_memory() as memory:
-        seconds = _repeat(lambda: answer(case.answer_tokens), case, settings.repeats, on_batch)
+        seconds = _repeat(lambda: respond(case.answer_tokens), case, settings.repeats, on_batch)
     return {
         **vars(case),
         "first_token_seconds": float(np.median(firsts)),
@@ -153,7 +153,7 @@ def measure_scorer(
     cases = all_cases(settings)
     tokenizer = load_tokenizer(folder)
     scorer = load_scorer(name, accelerator)
-    found = []
+    rows = []
     for case in cases:
         batch = _sequences(tokenizer, case, settings.seed).to(accelerator.device)
 
@@ -163,7 +163,7 @@ def measure_scorer(
         score()  # not counted
         with peak_memory() as memory:
             seconds = _repeat(score, case, settings.repeats, on_batch)
-        found.append(
+        rows.append(
             {
                 **vars(case),
                 "latency": latencies(seconds),
@@ -171,7 +171,7 @@ def measure_scorer(
                 "peak_memory_bytes": memory.bytes,
             }
         )
-    return found
+    return rows
 
 
 def latencies(seconds: Sequence[float]) -> dict[str, float]:
@@ -193,17 +193,17 @@ def peak_memory() -> Iterator[Memory]:
     On CPUs, what was freed before goes back to the system first: the C library keeps pages of
     earlier models and larger batches, and they would count.
     """
-    found = Memory()
+    memory = Memory()
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     is_reset = not on_gpu and _reset_peak()
-    yield found
+    yield memory
     if on_gpu:
-        found.bytes = torch.cuda.max_memory_allocated()
+        memory.bytes = torch.cuda.max_memory_allocated()
     elif is_reset:
-        [line] = [one for one in STATUS.read_text().splitlines() if one.startswith("VmHWM:")]
-        found.bytes = 1024 * int(line.split()[1])
+        [peak] = [line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:")]
+        memory.bytes = 1024 * int(peak.split()[1])
 
 
 def _reset_peak() -> bool:
@@ -227,11 +227,11 @@ def _return_freed_pages() -> None:
 def _repeat(
     do: Callable[[], None], case: BenchmarkCase, repeats: int, on_batch: Callable[[Batch], None]
 ) -> list[float]:
-    found = []
+    seconds = []
     for _ in range(repeats):
-        found.append(_seconds(do))
-        on_batch(Batch(case=case, seconds=found[-1]))
-    return found
+        seconds.append(_seconds(do))
+        on_batch(Batch(case=case, seconds=seconds[-1]))
+    return seconds
 
 
 def _seconds(do: Callable[[], None]) -> float:
@@ -242,13 +242,13 @@ def _seconds(do: Callable[[], None]) -> float:
 
 def _usable_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     special = {*tokenizer.all_special_ids, *end_token_ids(tokenizer)}
-    return [one for one in range(tokenizer.vocab_size) if one not in special]
+    return [token_id for token_id in range(tokenizer.vocab_size) if token_id not in special]
 
 
 def _random_rows(usable: Sequence[int], rows: int, tokens: int, seed: int) -> list[list[int]]:
     drawn = np.random.default_rng(seed).choice(usable, (rows, tokens))
-    found: list[list[int]] = drawn.tolist()
-    return found
+    token_ids: list[list[int]] = drawn.tolist()
+    return token_ids
 
 
 def _sequences(tokenizer: PreTrainedTokenizerBase, case: BenchmarkCase, seed: int) -> TokenBatch:

@@ -26,14 +26,14 @@ def read_pairs(folder: Path) -> tuple[Rows, PairCounts, str]:
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     for record in read_ranked(folder):
         split = record.prompt.split
-        found = list(preferences(record))
-        rows[split] += [trl_preference(record, pair) for pair in found]
+        pairs = list(preferences(record))
+        rows[split] += [trl_preference(record, pair) for pair in pairs]
         counts[split].update(
-            pairs=len(found),
-            prompts=bool(found),
-            no_pairs=not found,
+            pairs=len(pairs),
+            prompts=bool(pairs),
+            no_pairs=not pairs,
             unfinished=sum(
-                False in (pair.chosen.finished, pair.rejected.finished) for pair in found
+                False in (pair.chosen.finished, pair.rejected.finished) for pair in pairs
             ),
         )
     if not rows["train"]:

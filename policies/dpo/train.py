@@ -115,11 +115,11 @@ def _lengths(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[l
 def _amount(
     settings: DPOSettings, lengths: dict[str, list[list[Length]]], counts: PairCounts
 ) -> dict[str, Any]:
-    answers = {split: list(chain(*pairs)) for split, pairs in lengths.items()}
+    responses = {split: list(chain(*pairs)) for split, pairs in lengths.items()}
     train = counts["train"]
     return forecast_amount(
         settings,
-        answers,
+        responses,
         prompts=train["prompts"],
         held_out=counts["test"].get("prompts", 0),
         pairs=train["pairs"] / train["prompts"],
@@ -162,7 +162,7 @@ def _held_out(trainer: DPOTrainer) -> dict[str, float] | None:
     A pair is right where the policy has made the chosen answer more likely than the rejected one,
     both against the original model.
     """
-    found = held_out(trainer)
-    if found is None:
+    metrics = held_out(trainer)
+    if metrics is None:
         return None
-    return {"loss": found["eval_loss"], "accuracy": found["eval_rewards/accuracies"]}
+    return {"loss": metrics["eval_loss"], "accuracy": metrics["eval_rewards/accuracies"]}

@@ -227,17 +227,17 @@ def answer(
     if file.is_file():
         has_rival = comparison.rival is not None
         return stored | read_sampled(file, settings.samples, has_rival=has_rival)
-    how = Answering(
+    setup = Answering(
         engine=settings.engine, samples=settings.samples, batch_size=settings.batch_size
     )
     sampling = replace(comparison.store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in comparison.groups]
-    policy = sample_answers(accelerator, tokenizer, comparison.policy, encoded, sampling, how)
+    policy = sample_answers(accelerator, tokenizer, comparison.policy, encoded, sampling, setup)
     by_model = stored | {"policy": policy}
     if comparison.rival:
         sampling = replace(sampling, seed=settings.seed + RIVAL_SEED_STRIDE)
         by_model["rival"] = sample_rival(
-            accelerator, comparison.rival, comparison.prompts, tokenizer, sampling, how
+            accelerator, comparison.rival, comparison.prompts, tokenizer, sampling, setup
         )
     records = as_records(comparison.prompts, list(by_model.values()))
     write_jsonl(file, (record.to_json() for record in records))
@@ -276,22 +276,22 @@ def _by_reward(
 
 def judge(
     by_model: Mapping[str, ModelResponses],
-    other: str,
+    opponent: str,
     scores: Scores,
     comparison: Comparison,
     run: RunDir,
 ) -> Wins:
-    """Per judge, each prompt's fraction of comparisons that the policy won against `other`."""
+    """Per judge, each prompt's fraction of comparisons that the policy won against `opponent`."""
     settings = comparison.settings
-    wins = {name: compare(of["policy"], of[other]) for name, of in scores.items()}
+    wins = {name: compare(of["policy"], of[opponent]) for name, of in scores.items()}
     if settings.judge_endpoint:
-        asked = AIJudge(
+        ai_judge = AIJudge(
             endpoint=Endpoint(url=settings.judge_endpoint, model=settings.judge_model),
             rubric=comparison.rubric,
             parallel=settings.judge_parallel,
             log=run.judge_log,
         )
-        wins["ai"] = asked.wins(comparison.prompts, by_model["policy"], by_model[other])
+        wins["ai"] = ai_judge.wins(comparison.prompts, by_model["policy"], by_model[opponent])
     return wins
 
 
@@ -322,10 +322,10 @@ def describe_judges(
 
 def count_verdicts(wins: Mapping[str, Wins]) -> dict[str, dict[str, int]]:
     """How many verdicts an AI judge was asked for, and how many are unclear; {} without one."""
-    found = [of["ai"] for of in wins.values() if "ai" in of]
-    if not found:
+    ai_wins = [of["ai"] for of in wins.values() if "ai" in of]
+    if not ai_wins:
         return {}
-    every = np.concatenate(found)
+    every = np.concatenate(ai_wins)
     return {"verdicts": {"asked": every.size, "unclear": int(np.isnan(every).sum())}}
 
 

@@ -1,7 +1,7 @@
 """The judges of an evaluation: a reward model, a function, another language model.
 
 Every judge gives each prompt the fraction of comparisons that the policy won against another model.
-Letters: P prompts, N answers of one model to each.
+Letters: P prompts, N responses of one model to each.
 """
 
 import json
@@ -30,8 +30,8 @@ from rlhf.run.metrics import append_metrics, progress, read_metrics
 
 Scores = Float[ndarray, "P N"]
 Messages = list[dict[str, str]]
-Answer = tuple[str, tuple[int, ...]]  # its text and token ids
-PROMPTS_AT_ONCE = 32  # whose answers are scored before the bar moves
+TextAndIds = tuple[str, tuple[int, ...]]  # of a response
+PROMPTS_AT_ONCE = 32  # whose responses are scored before the bar moves
 POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
@@ -43,43 +43,47 @@ def score_with_reward(
     *,
     is_stored: bool = False,
 ) -> dict[str, Scores]:
-    """Scores of every model's answers by the reward that the policy was trained against.
+    """Scores of every model's responses by the reward that the policy was trained against.
 
-    All models' answers to a prompt are scored together, equal ones once: they are exact ties.
+    All models' responses to a prompt are scored together, equal ones once: they are exact ties.
 
     Args:
         groups: the stored rows of each prompt.
-        by_model: the answers.
+        by_model: the responses.
         reward: scores those whose score is not known.
         pad_id: of the policy's tokenizer.
         is_stored: whether the stored rows have their scores by this reward already.
     """
     score_of = [_stored_scores(group) if is_stored else {} for group in groups]
-    answers = [
-        [one for one in _distinct(by_model, place) if one not in score_of[place]]
-        for place in range(len(groups))
+    unscored = [
+        [
+            text_and_ids
+            for text_and_ids in _distinct(by_model, index)
+            if text_and_ids not in score_of[index]
+        ]
+        for index in range(len(groups))
     ]
-    with progress("scoring responses", sum(map(len, answers))) as bar:
+    with progress("scoring responses", sum(map(len, unscored))) as bar:
         for first in range(0, len(groups), PROMPTS_AT_ONCE):
-            asked = [
-                (place, answer)
-                for place in range(first, min(first + PROMPTS_AT_ONCE, len(groups)))
-                for answer in answers[place]
+            batch = [
+                (index, text_and_ids)
+                for index in range(first, min(first + PROMPTS_AT_ONCE, len(groups)))
+                for text_and_ids in unscored[index]
             ]
-            if not asked:
+            if not batch:
                 continue
-            rows = [groups[place][0] for place, _ in asked]
-            texts = [text for _, (text, _) in asked]
-            pairs = zip(rows, asked, strict=True)
+            rows = [groups[index][0] for index, _ in batch]
+            texts = [text for _, (text, _) in batch]
+            pairs = zip(rows, batch, strict=True)
             ids = [[*row.prompt_ids, *token_ids] for row, (_, (_, token_ids)) in pairs]
             scores = reward([row.prompt for row in rows], texts, pad_right(ids, pad_id)).tolist()
-            for (place, answer), value in zip(asked, scores, strict=True):
-                score_of[place][answer] = value
-            bar.advance(len(asked))
+            for (index, text_and_ids), value in zip(batch, scores, strict=True):
+                score_of[index][text_and_ids] = value
+            bar.advance(len(batch))
     return _by_model(by_model, score_of)
 
 
-def _stored_scores(group: Sequence[ReferenceRow]) -> dict[Answer, float]:
+def _stored_scores(group: Sequence[ReferenceRow]) -> dict[TextAndIds, float]:
     scored = [(row, row.reward) for row in group]
     return {(row.text, tuple(row.response_ids)): r for row, r in scored if r is not None}
 
@@ -87,41 +91,41 @@ def _stored_scores(group: Sequence[ReferenceRow]) -> dict[Answer, float]:
 def score_with_gold(
     prompts: Sequence[Prompt], by_model: Mapping[str, ModelResponses], reward: TextReward
 ) -> dict[str, Scores]:
-    """Scores of every model's answers by a judge that the policy was not trained against.
+    """Scores of every model's responses by a judge that the policy was not trained against.
 
-    All models' answers to a prompt are scored together, equal ones once.
+    All models' responses to a prompt are scored together, equal ones once.
     """
-    asked: list[dict[Answer, Response]] = [{} for _ in prompts]
+    distinct: list[dict[TextAndIds, Response]] = [{} for _ in prompts]
     for model in by_model.values():
-        for place, responses in enumerate(model.responses(prompts)):
-            for answer, response in zip(_answers(model, place), responses, strict=True):
-                asked[place].setdefault(answer, replace(response, text=answer[0]))
+        for index, responses in enumerate(model.responses(prompts)):
+            for text_and_ids, response in zip(_texts_and_ids(model, index), responses, strict=True):
+                distinct[index].setdefault(text_and_ids, replace(response, text=text_and_ids[0]))
     scores = reward(
-        [(prompt, tuple(of.values())) for prompt, of in zip(prompts, asked, strict=True)]
+        [(prompt, tuple(of.values())) for prompt, of in zip(prompts, distinct, strict=True)]
     )
-    score_of = [dict(zip(*both, strict=True)) for both in zip(asked, scores, strict=True)]
+    score_of = [dict(zip(*both, strict=True)) for both in zip(distinct, scores, strict=True)]
     return _by_model(by_model, score_of)
 
 
-def _answers(model: ModelResponses, place: int) -> list[Answer]:
-    both = zip(model.texts[place], model.samples[place], strict=True)
+def _texts_and_ids(model: ModelResponses, index: int) -> list[TextAndIds]:
+    both = zip(model.texts[index], model.samples[index], strict=True)
     return [(text, tuple(sample.token_ids)) for text, sample in both]
 
 
-def _distinct(by_model: Mapping[str, ModelResponses], place: int) -> list[Answer]:
-    answers = [one for model in by_model.values() for one in _answers(model, place)]
-    return list(dict.fromkeys(answers))
+def _distinct(by_model: Mapping[str, ModelResponses], index: int) -> list[TextAndIds]:
+    every = [pair for model in by_model.values() for pair in _texts_and_ids(model, index)]
+    return list(dict.fromkeys(every))
 
 
 def _by_model(
-    by_model: Mapping[str, ModelResponses], score_of: Sequence[Mapping[Answer, float]]
+    by_model: Mapping[str, ModelResponses], score_of: Sequence[Mapping[TextAndIds, float]]
 ) -> dict[str, Scores]:
-    """The scores of each model's answers, given for each prompt the score of every answer."""
+    """The scores of each model's responses, given for each prompt the score of every response."""
     return {
         name: np.array(
             [
-                [scores[answer] for answer in _answers(model, place)]
-                for place, scores in enumerate(score_of)
+                [scores[text_and_ids] for text_and_ids in _texts_and_ids(model, index)]
+                for index, scores in enumerate(score_of)
             ]
         )
         for name, model in by_model.items()
@@ -160,10 +164,15 @@ class AIJudge:
             InterruptedRunError: it does not answer; what was asked so far is kept.
         """
         pairs = [
-            (whole_text(prompt), mine[0], other[0])
-            for prompt, mine, other in zip(prompts, ours.texts, theirs.texts, strict=True)
+            (whole_text(prompt), our_texts[0], their_texts[0])
+            for prompt, our_texts, their_texts in zip(
+                prompts, ours.texts, theirs.texts, strict=True
+            )
         ]
-        orders = [*pairs, *((prompt, other, mine) for prompt, mine, other in pairs)]
+        orders = [
+            *pairs,
+            *((prompt, their_text, our_text) for prompt, our_text, their_text in pairs),
+        ]
         requests = [build_request(*order, self.rubric) for order in orders]
         verdicts = [read_verdict(answer) for answer in self._ask(requests)]
         both = zip(verdicts[: len(pairs)], verdicts[len(pairs) :], strict=True)
@@ -189,8 +198,8 @@ class AIJudge:
                 append_metrics(self.log, {**call, "answer": answer})
 
         with RequestPool(self.parallel) as pool, progress("asking the judge", len(todo)) as bar:
-            asked = [pool.submit(ask, *question) for question in todo.items()]
-            for one in as_completed(asked):
-                one.result()
+            futures = [pool.submit(ask, *question) for question in todo.items()]
+            for future in as_completed(futures):
+                future.result()
                 bar.advance()
         return [answers[key] for key in keys]

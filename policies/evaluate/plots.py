@@ -87,17 +87,11 @@ def win_rate_by_group(
     figure = _figure(PANEL_WIDTH, 0.6 + 0.27 * len(rows))
     axes = figure.subplots()
     ordered = sorted(rows, key=lambda row: row[1]["value"]) if sort_by_value else rows[::-1]
-    for place, (_, rate) in enumerate(ordered):
-        _draw_interval(axes, rate, place, GREY, width=2.5)
-        axes.plot(
-            [rate["value"]], [place], "o", color=ACCENT, markersize=7, zorder=4, clip_on=False
-        )
-        axes.text(
-            1.04, place, percent(rate["value"]), va="center", ha="left", fontsize=9.5, color=INK
-        )
-        axes.text(
-            1.19, place, f"n = {rate['n']}", va="center", ha="left", fontsize=8.5, color=MUTED
-        )
+    for y, (_, rate) in enumerate(ordered):
+        _draw_interval(axes, rate, y, GREY, width=2.5)
+        axes.plot([rate["value"]], [y], "o", color=ACCENT, markersize=7, zorder=4, clip_on=False)
+        axes.text(1.04, y, percent(rate["value"]), va="center", ha="left", fontsize=9.5, color=INK)
+        axes.text(1.19, y, f"n = {rate['n']}", va="center", ha="left", fontsize=8.5, color=MUTED)
     labels = [_literal(name) for name, _ in ordered]
     axes.set_yticks(range(len(ordered)), labels, parse_math=False, fontsize=9.5, color=INK)
     axes.set_ylim(-0.6, len(ordered) - 0.4)
@@ -172,13 +166,13 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _draw_win_rates(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    for place, (name, rate) in enumerate(reversed(rows)):
-        color = ACCENT if place == len(rows) - 1 else PALE
-        axes.barh(place, rate["value"], height=0.4, color=color, zorder=2)
-        _draw_interval(axes, rate, place, "white", width=4, cap=0.09)
-        _draw_interval(axes, rate, place, INK, width=1.4, cap=0.08)
+    for y, (name, rate) in enumerate(reversed(rows)):
+        color = ACCENT if y == len(rows) - 1 else PALE
+        axes.barh(y, rate["value"], height=0.4, color=color, zorder=2)
+        _draw_interval(axes, rate, y, "white", width=4, cap=0.09)
+        _draw_interval(axes, rate, y, INK, width=1.4, cap=0.08)
         axes.text(
-            0, place + 0.26, _literal(name), fontsize=10, color=INK, va="bottom", parse_math=False
+            0, y + 0.26, _literal(name), fontsize=10, color=INK, va="bottom", parse_math=False
         )
         for text, size, color, lift in (
             (percent(rate["value"]), 15, INK, 4),
@@ -186,7 +180,7 @@ def _draw_win_rates(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]]) -
         ):
             axes.annotate(
                 text,
-                (1.04, place),
+                (1.04, y),
                 xytext=(0, lift),
                 textcoords="offset points",
                 fontsize=size,
@@ -200,14 +194,14 @@ def _draw_win_rates(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]]) -
 
 
 def _draw_interval(
-    axes: Axes, rate: Mapping[str, Any], place: int, color: str, width: float, cap: float = 0.0
+    axes: Axes, rate: Mapping[str, Any], y: int, color: str, width: float, cap: float = 0.0
 ) -> None:
     low, high = rate["low"], rate["high"]
     if not (_is_number(low) and _is_number(high)):
         return
-    axes.plot([low, high], [place, place], color=color, linewidth=width, zorder=3)
+    axes.plot([low, high], [y, y], color=color, linewidth=width, zorder=3)
     if cap:
-        axes.vlines([low, high], place - cap, place + cap, color=color, linewidth=width, zorder=3)
+        axes.vlines([low, high], y - cap, y + cap, color=color, linewidth=width, zorder=3)
 
 
 def _as_shares_of_wins(axes: Axes) -> None:
@@ -230,14 +224,14 @@ def _draw_distribution(axes: Axes, policy: Sequence[float], reference: Sequence[
     margin = 0.5 if low == high else 0.0
     edges = np.linspace(low - margin, high + margin, _num_bins(together.size) + 1)
     means = [float(scores.mean()) if scores.size else math.nan for scores in sets]
-    for place, (color, name) in enumerate(((GREY, "original"), (ACCENT, "new"))):
-        if sets[place].size == 0:
+    for index, (color, name) in enumerate(((GREY, "original"), (ACCENT, "new"))):
+        if sets[index].size == 0:
             continue
-        share = np.histogram(sets[place], edges)[0] / sets[place].size
+        share = np.histogram(sets[index], edges)[0] / sets[index].size
         axes.stairs(share, edges, fill=True, color=color, alpha=0.22, zorder=2)
         axes.stairs(share, edges, color=color, linewidth=1.8, zorder=3)
-        to_the_right = means[place] > means[1 - place] or (place == 1 and means[0] == means[1])
-        _mark_mean(axes, means[place], color, name, to_the_right=to_the_right)
+        to_the_right = means[index] > means[1 - index] or (index == 1 and means[0] == means[1])
+        _mark_mean(axes, means[index], color, name, to_the_right=to_the_right)
     axes.set_ylim(0, 1.18 * axes.get_ylim()[1])  # room for the two names above the bars
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
@@ -348,5 +342,5 @@ def _num_bins(count: int) -> int:
 
 def _literal(text: str, limit: int = MAX_LABEL_CHARACTERS) -> str:
     """The text without control characters, which an SVG may not hold, cut to a label's length."""
-    kept = "".join(c for c in text if unicodedata.category(c)[0] != "C" or c == " ")
-    return kept if len(kept) <= limit else kept[: limit - 1] + "…"
+    printable = "".join(c for c in text if unicodedata.category(c)[0] != "C" or c == " ")
+    return printable if len(printable) <= limit else printable[: limit - 1] + "…"

@@ -242,7 +242,7 @@ def _grouped(content: Mapping[str, Any]) -> str:
 
 
 def _models(content: Mapping[str, Any]) -> dict[str, str]:
-    """What the page calls each model."""
+    """The page's title of each model."""
     return {name: title for name, title in TITLES.items() if name in content["length"]}
 
 
@@ -304,10 +304,10 @@ def _scores(content: Mapping[str, Any], judge: str) -> tuple[str, list[float], l
     if every:
         return title, every["policy"], every["reference"]
     pairs = [sample["scores"].get(judge) for sample in content["samples"]]
-    kept = [pair for pair in pairs if pair]
-    if not kept:
+    scored = [pair for pair in pairs if pair]
+    if not scored:
         return None
-    return title, [pair["policy"] for pair in kept], [pair["reference"] for pair in kept]
+    return title, [pair["policy"] for pair in scored], [pair["reference"] for pair in scored]
 
 
 def _winner(scores: Mapping[str, Mapping[str, Any]]) -> str:

@@ -87,17 +87,17 @@ def sample_answers(
     description: dict[str, str],
     prompts: Sequence[list[int]],
     sampling: Sampling,
-    how: Answering,
+    setup: Answering,
 ) -> ModelResponses:
     """Load a model and sample several answers to every prompt, given as token ids."""
-    repeated = [ids for ids in prompts for _ in range(how.samples)]
+    repeated = [ids for ids in prompts for _ in range(setup.samples)]
     longest = max(map(len, prompts)) + sampling.max_new_tokens
-    path, size = description["path"], how.batch_size
-    loaded = frozen_model(how.engine, path, accelerator, tokenizer, longest, size)
+    path, size = description["path"], setup.batch_size
+    loaded = frozen_model(setup.engine, path, accelerator, tokenizer, longest, size)
     with loaded as model, progress("sampling responses", total=len(repeated)) as bar:
         seed_all(sampling.seed)
         flat = model.sample(repeated, sampling, bar.advance)
-    grouped = [flat[first : first + how.samples] for first in range(0, len(flat), how.samples)]
+    grouped = [flat[first : first + setup.samples] for first in range(0, len(flat), setup.samples)]
     texts = [
         [decode_response(tokenizer, sample.token_ids, ids) for sample in group]
         for ids, group in zip(prompts, grouped, strict=True)
@@ -111,7 +111,7 @@ def sample_rival(
     prompts: Sequence[Prompt],
     policy_tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
-    how: Answering,
+    setup: Answering,
 ) -> ModelResponses:
     """Load another model with its own tokenizer and sample answers to the same prompts.
 
@@ -120,9 +120,9 @@ def sample_rival(
     """
     tokenizer, config = tokenizer_of(description), load_config(description["path"])
     encoded = encode_prompts(tokenizer, config, prompts, sampling.max_new_tokens)
-    found = sample_answers(accelerator, tokenizer, description, encoded, sampling, how)
+    responses = sample_answers(accelerator, tokenizer, description, encoded, sampling, setup)
     if description["tokenizer"] == tokenizer_fingerprint(policy_tokenizer):
-        return found
+        return responses
     rewritten = [
         [
             _rewrite(policy_tokenizer, sample, text, opened=opened)
@@ -130,13 +130,13 @@ def sample_rival(
         ]
         for opened, samples_of, texts in zip(
             (opens_thinking(policy_tokenizer, encode_prompt(policy_tokenizer, p)) for p in prompts),
-            found.samples,
-            found.texts,
+            responses.samples,
+            responses.texts,
             strict=True,
         )
     ]
     theirs = {**description, "tokenizer": tokenizer_fingerprint(policy_tokenizer)}
-    return ModelResponses(theirs, rewritten, found.texts, sampling)
+    return ModelResponses(theirs, rewritten, responses.texts, sampling)
 
 
 def _rewrite(
@@ -150,10 +150,10 @@ def _rewrite(
 
 def as_records(prompts: Sequence[Prompt], models: Sequence[ModelResponses]) -> list[RankedPrompt]:
     """Every prompt with the answers of all models, in their order."""
-    answers = [model.responses(prompts) for model in models]
+    by_model = [model.responses(prompts) for model in models]
     return [
         RankedPrompt(
-            prompt=prompt, responses=tuple(r for of in answers for r in of[row]), rankings=()
+            prompt=prompt, responses=tuple(r for of in by_model for r in of[row]), rankings=()
         )
         for row, prompt in enumerate(prompts)
     ]
@@ -166,19 +166,21 @@ def read_sampled(file: Path, samples: int, *, has_rival: bool) -> dict[str, Mode
         for record in read_ranked_file(file)
     ]
     return {
-        name: _as_answers([row[name] for row in rows]) for name in rows[0] if name != "reference"
+        name: _as_model_responses([row[name] for row in rows])
+        for name in rows[0]
+        if name != "reference"
     }
 
 
-def _as_answers(rows: Sequence[Sequence[Response]]) -> ModelResponses:
-    one = rows[0][0]
+def _as_model_responses(rows: Sequence[Sequence[Response]]) -> ModelResponses:
+    response = rows[0][0]
     return ModelResponses(
         {
-            "path": one.model,
-            "hash": str(one.model_fingerprint),
-            "tokenizer": str(one.tokenizer_fingerprint),
+            "path": response.model,
+            "hash": str(response.model_fingerprint),
+            "tokenizer": str(response.tokenizer_fingerprint),
         },
         [[Sample(list(r.token_ids or ()), bool(r.finished)) for r in row] for row in rows],
         [["" if r.text == EMPTY_TEXT else r.text for r in row] for row in rows],
-        one.sampling or Sampling(),
+        response.sampling or Sampling(),
     )

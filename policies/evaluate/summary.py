@@ -124,13 +124,13 @@ def length_groups(lengths: Sequence[int]) -> list[str]:
     """
     num_groups = max(1, min(MAX_LENGTH_GROUPS, len(lengths) // PROMPTS_PER_LENGTH_GROUP))
     cuts = np.unique(np.quantile(lengths, np.arange(1, num_groups) / num_groups, method="lower"))
-    places = np.searchsorted(cuts, lengths, side="left")  # a length equal to a cut stands below it
+    groups = np.searchsorted(cuts, lengths, side="left")  # a length equal to a cut stands below it
     names = {}
-    for place in np.unique(places):
-        inside = np.array(lengths)[places == place]
+    for group in np.unique(groups):
+        inside = np.array(lengths)[groups == group]
         low, high = int(inside.min()), int(inside.max())
-        names[place] = f"{low} tokens" if low == high else f"{low}–{high} tokens"
-    return [names[place] for place in places]
+        names[group] = f"{low} tokens" if low == high else f"{low}–{high} tokens"
+    return [names[group] for group in groups]
 
 
 def measure_answers(
@@ -145,24 +145,24 @@ def measure_answers(
     """
 
     def of_each(measure: Callable[[ModelResponses], Any]) -> dict[str, Any]:
-        return {name: measure(answers) for name, answers in by_model.items()}
+        return {name: measure(responses) for name, responses in by_model.items()}
 
     return {
-        "length": of_each(lambda one: float(mean_lengths(one).mean())),
+        "length": of_each(lambda responses: float(mean_lengths(responses).mean())),
         "eos_rate": of_each(
-            lambda one: float(np.mean([s.finished for row in one.samples for s in row]))
+            lambda responses: float(np.mean([s.finished for row in responses.samples for s in row]))
         ),
-        # one answer to each prompt: these measures compare sets of equal size only
+        # one response to each prompt: these measures compare sets of equal size only
         "distinct": of_each(
-            lambda one: {f"distinct_{n}": distinct_n(_first(one), n) for n in (1, 2)}
+            lambda responses: {f"distinct_{n}": distinct_n(_first(responses), n) for n in (1, 2)}
         ),
-        "self_bleu": of_each(lambda one: self_bleu(_first(one))),
+        "self_bleu": of_each(lambda responses: self_bleu(_first(responses))),
         "template": of_each(
-            lambda one: dict(
-                zip(("words", "share"), commonest_phrase(_first(one), questions), strict=True)
+            lambda responses: dict(
+                zip(("words", "share"), commonest_phrase(_first(responses), questions), strict=True)
             )
         ),
-        "repeats": of_each(lambda one: repeating_fraction(_first(one))),
+        "repeats": of_each(lambda responses: repeating_fraction(_first(responses))),
         **{
             judge: {name: spread(values.ravel()) for name, values in of.items()}
             for judge, of in scores.items()
@@ -175,7 +175,7 @@ def measure_answers(
 
 
 def best_of_n_curve(scores: Scores) -> list[dict[str, float]]:
-    """What choosing among n stored answers by their reward would give, for every possible n.
+    """The scores of choosing among n stored responses by their reward, for every possible n.
 
     Each point has n, the nats that this choice stands away from the original model, and the mean
     score by every judge of scores.
@@ -194,15 +194,15 @@ def best_of_n_curve(scores: Scores) -> list[dict[str, float]]:
     ]
 
 
-def mean_lengths(answers: ModelResponses) -> Float[ndarray, " P"]:
-    """Mean tokens of the answers to each prompt."""
-    return np.array([np.mean([len(s.token_ids) for s in row]) for row in answers.samples])
+def mean_lengths(responses: ModelResponses) -> Float[ndarray, " P"]:
+    """Mean tokens of the responses to each prompt."""
+    return np.array([np.mean([len(s.token_ids) for s in row]) for row in responses.samples])
 
 
-def _first_lengths(answers: ModelResponses) -> Float[ndarray, " P"]:
-    """Tokens of the first answer to each prompt."""
-    return np.array([len(row[0].token_ids) for row in answers.samples])
+def _first_lengths(responses: ModelResponses) -> Float[ndarray, " P"]:
+    """Tokens of the first response to each prompt."""
+    return np.array([len(row[0].token_ids) for row in responses.samples])
 
 
-def _first(answers: ModelResponses) -> list[str]:
-    return [texts[0] for texts in answers.texts]
+def _first(responses: ModelResponses) -> list[str]:
+    return [texts[0] for texts in responses.texts]

@@ -48,21 +48,21 @@ def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
     report = run.read_report()
     samples, has_rival = report["samples_per_prompt"], "rival" in report
     with run.reading_report():
-        answers = [
+        responses = [
             (record.prompt, split_by_model(record.responses, samples, has_rival=has_rival))
             for record in read_ranked_file(run.answers)
         ]
     return {
-        other: [
+        opponent: [
             (
                 prompt,
-                replace(of[other][0], sampling=None),
+                replace(of[opponent][0], sampling=None),
                 replace(of["policy"][0], sampling=None),
             )
-            for prompt, of in answers
-            if of[other][0].text != of["policy"][0].text
+            for prompt, of in responses
+            if of[opponent][0].text != of["policy"][0].text
         ]
-        for other in (("reference", "rival") if has_rival else ("reference",))
+        for opponent in (("reference", "rival") if has_rival else ("reference",))
     }
 
 
@@ -88,12 +88,12 @@ def add_votes(run: RunDir, votes: Mapping[str, Sequence[PolicyVote]]) -> dict[st
     parts = {"reference": content, "rival": content.get("rival", {})}
     pairs = pairs_to_ask(run)
     _forget_votes(content)
-    for other, given in votes.items():
+    for opponent, given in votes.items():
         if given:
-            _judge(parts[other], given, pairs[other], content["seed"])
-            same = len(content["samples"]) - len(pairs[other])
-            parts[other]["votes"]["same_answers"] = same
-            parts[other]["win_rate"]["people"]["same_answers"] = same
+            _judge(parts[opponent], given, pairs[opponent], content["seed"])
+            same = len(content["samples"]) - len(pairs[opponent])
+            parts[opponent]["votes"]["same_answers"] = same
+            parts[opponent]["win_rate"]["people"]["same_answers"] = same
     by_prompt = _shares(votes["reference"])
     for record, sample in zip(read_ranked_file(run.answers), content["samples"], strict=True):
         if record.prompt.id in by_prompt:

@@ -1,4 +1,4 @@
-"""What a step reads: its prompts, reference rows and pretraining texts, and how they are batched.
+"""The data of a step: its prompts, reference rows and pretraining texts, and how they are batched.
 
 Which prompts and rows a step uses is the same on every machine and after a resume. Rows that share
 a forward pass have similar lengths; a pass is limited by rows or by tokens.
@@ -176,7 +176,7 @@ class PaddingMap:
     def between(
         cls,
         mask: Bool[Tensor, "N R"],
-        other: Bool[Tensor, "B W"],
+        target_mask: Bool[Tensor, "B W"],
         device: torch.device,
         rows: Int[Tensor, " B"] | None = None,
     ) -> "PaddingMap":
@@ -184,15 +184,15 @@ class PaddingMap:
 
         Args:
             mask: real tokens of the padding that the values have.
-            other: real tokens of the padding that they get.
+            target_mask: real tokens of the padding that they get.
             device: of the values.
-            rows: the rows of `mask` that `other` has; by default all.
+            rows: the rows of `mask` that `target_mask` has; by default all.
         """
         numbers = torch.arange(mask.numel()).view_as(mask)
         chosen = slice(None) if rows is None else rows
-        source_indices = torch.zeros(other.shape, dtype=torch.long)
-        source_indices[other] = numbers[chosen][mask[chosen]]
-        return cls(send(source_indices, device), send(other, device))
+        source_indices = torch.zeros(target_mask.shape, dtype=torch.long)
+        source_indices[target_mask] = numbers[chosen][mask[chosen]]
+        return cls(send(source_indices, device), send(target_mask, device))
 
     def __call__(self, values: Shaped[Tensor, "N R *K"]) -> Shaped[Tensor, "B W *K"]:
         """The values at their new positions; 0 at padding."""

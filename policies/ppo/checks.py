@@ -52,9 +52,9 @@ def check_reference(
     stored = torch.cat([torch.tensor(row.log_probs) for row in rows])
     differences = (torch.cat(recomputed) - stored).abs()
     difference = float(differences.mean())
-    words = f"Log-probs of {len(rows)} reference outputs computed again: "
-    words += f"max |Δ| {differences.max():.1e}, mean {difference:.1e}"
-    accelerator.print(words, file=sys.stderr)
+    message = f"Log-probs of {len(rows)} reference outputs computed again: "
+    message += f"max |Δ| {differences.max():.1e}, mean {difference:.1e}"
+    accelerator.print(message, file=sys.stderr)
     tolerance = LOG_PROB_TOLERANCE[accelerator.mixed_precision]
     if not difference <= tolerance:
         raise GuardError(
@@ -148,31 +148,31 @@ def find_problems(
         reference_means: means over the reference outputs.
         settings: how much is too much.
     """
-    found = {}
+    problems = {}
     if settings.max_kl is not None and kl is not None and kl > settings.max_kl:
-        found["kl"] = (
+        problems["kl"] = (
             f"the KL is {kl:.3f} nats per token, above --guards.max-kl {settings.max_kl:g}"
         )
     if metrics["entropy"] < settings.min_entropy * reference_means.entropy:
-        found["entropy"] = _compare("entropy", metrics["entropy"], reference_means.entropy)
+        problems["entropy"] = _compare("entropy", metrics["entropy"], reference_means.entropy)
     if metrics["reward/centered"] <= 0:  # the others are signs of hacking only at high rewards
-        return found
+        return problems
     high = " while rewards are above the reference outputs'"
     length, band = metrics["length"], settings.length_band
     if not reference_means.length / band <= length <= reference_means.length * band:
-        found["length"] = _compare("the length", length, reference_means.length) + high
+        problems["length"] = _compare("the length", length, reference_means.length) + high
     if metrics["eos_rate"] < reference_means.eos_rate - settings.eos_drop:
-        found["eos"] = (
+        problems["eos"] = (
             _compare(
                 "the share of responses that end", metrics["eos_rate"], reference_means.eos_rate
             )
             + high
         )
     if metrics["distinct_2"] < settings.min_distinct * reference_means.distinct_2:
-        found["distinct"] = (
+        problems["distinct"] = (
             _compare("distinct-2", metrics["distinct_2"], reference_means.distinct_2) + high
         )
-    return found
+    return problems
 
 
 def check_guards(
@@ -201,9 +201,9 @@ def check_guards(
     Raises:
         GuardError: a problem has persisted; the message names the checkpoint.
     """
-    found = find_problems(metrics, kl, reference_means, settings)
-    updated = {name: counts.get(name, 0) + 1 for name in found}
-    for name, problem in found.items():
+    problems = find_problems(metrics, kl, reference_means, settings)
+    updated = {name: counts.get(name, 0) + 1 for name in problems}
+    for name, problem in problems.items():
         if updated[name] == 1:
             warn(f"Step {metrics['step']}: {problem}.")
         if settings.patience and updated[name] >= settings.patience:

@@ -38,7 +38,7 @@ ReferencePolicy = Callable[[PolicyAndCritic, Sequences], Float[Tensor, "B R"]]
 def reference_policy(
     source: str, store: ReferenceStore, accelerator: Accelerator, sharding: Sharding
 ) -> ReferencePolicy | None:
-    """What gives the reference's log-probs of fresh samples; None where nothing in memory can.
+    """The source of the reference's log-probs of fresh samples; None where nothing in memory is.
 
     A resident model is sharded as asked.
 

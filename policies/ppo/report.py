@@ -72,7 +72,7 @@ def audit_prompts(training: Training) -> Sequence[tuple[ReferenceRow, ...]]:
 def measure_samples(
     training: Training, policy: PreTrainedModel, samples: Sequence[Sample]
 ) -> AuditSamples:
-    """What the audit needs from the policy itself."""
+    """The measurements that the audit needs from the policy itself."""
     return measure_for_audit(
         training.accelerator,
         policy,

@@ -101,7 +101,7 @@ class Scores:
     shaped: Float[Tensor, " B"]
     """After `--rewards.shaping`, limits and penalties."""
     prompt_baseline: Float[Tensor, " B"]
-    """What shaping has subtracted: the same for all responses to a prompt."""
+    """The part that shaping has subtracted: the same for all responses to a prompt."""
 
     @property
     def for_advantages(self) -> Float[Tensor, " B"]:
@@ -114,19 +114,19 @@ class Scores:
 
 @dataclass(frozen=True)
 class TokenStats:
-    """What policy, critic and reference give for the episodes' tokens before the update."""
+    """The outputs of policy, critic and reference for the episodes' tokens before the update."""
 
     log_probs: Float[Tensor, "B R"]
     entropy: Float[Tensor, "B R"]
     values: Float[Tensor, "B R"]
     critic_features: Float[Tensor, "B R d"] | None
-    """What a critic's head reads on a frozen model of its own: updates need not compute it."""
+    """The input of a critic's head on a frozen model of its own: updates need not compute it."""
     reference_log_probs: Float[Tensor, "B R"] | None = None
 
 
 @dataclass(frozen=True)
 class Experience:
-    """What the update learns from."""
+    """The data that the update learns from."""
 
     sequences: Sequences
     loss_mask: Bool[Tensor, "B R"]

@@ -1,4 +1,4 @@
-"""What the metrics of a step say of its rollout."""
+"""The metrics of a step's rollout."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -50,7 +50,7 @@ def sample_metrics(
 def forecast_amount(
     settings: PPOSettings, store: ReferenceStore, history: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What the run has read and written, for forecasts: `rlhf.planning.forecast.Amount`."""
+    """The amount that the run read and wrote, for forecasts: `rlhf.planning.forecast.Amount`."""
     prompts = store.by_prompt("train")
     lengths = [len(prompts[n][0].prompt_ids) for n in range(0, len(prompts), stride(len(prompts)))]
     return {

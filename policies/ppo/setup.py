@@ -238,7 +238,7 @@ def _rollout_context(
 def _new_optimizer(model: PolicyAndCritic) -> torch.optim.Optimizer:
     """An optimizer with a group for the policy and one for the critic."""
     groups = [
-        {"params": [one for one in part.parameters() if one.requires_grad]}
+        {"params": [parameter for parameter in part.parameters() if parameter.requires_grad]}
         for part in model.parts.values()
     ]
     return torch.optim.AdamW(
@@ -294,8 +294,8 @@ def _equip(model: PreTrainedModel, settings: PPOSettings, accelerator: Accelerat
     """Let a model count its work, read packed rows, and checkpoint its activations if asked to."""
     count_flops(model)
     if obstacle := pack_prefixes(model):
-        words = f"Sequences are padded, which takes longer: {obstacle}."
-        accelerator.print(words, file=sys.stderr)
+        message = f"Sequences are padded, which takes longer: {obstacle}."
+        accelerator.print(message, file=sys.stderr)
     if settings.batch.gradient_checkpointing:
         checkpoint_activations(model)
     model.train(settings.batch.gradient_checkpointing)
@@ -306,11 +306,11 @@ def _describe_sharing(
 ) -> dict[str, int] | None:
     if base is None:
         return None
-    found = frozen_bytes(base, settings)
-    shared, separate = (f"{found[name] / 2**30:.3g} GiB" for name in ("shared", "separate"))
-    words = f"Frozen weights: {shared}, shared by all roles; a copy for each would be {separate}."
-    accelerator.print(words, file=sys.stderr)
-    return found
+    sizes = frozen_bytes(base, settings)
+    shared, separate = (f"{sizes[name] / 2**30:.3g} GiB" for name in ("shared", "separate"))
+    message = f"Frozen weights: {shared}, shared by all roles; a copy for each would be {separate}."
+    accelerator.print(message, file=sys.stderr)
+    return sizes
 
 
 def _read_texts(

@@ -102,7 +102,9 @@ class LossSums:
     @classmethod
     def zero(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "LossSums":
         """Nothing summed up yet."""
-        return cls(**{one.name: torch.zeros((), device=device, dtype=dtype) for one in fields(cls)})
+        return cls(
+            **{field.name: torch.zeros((), device=device, dtype=dtype) for field in fields(cls)}
+        )
 
     def add(self, other: "LossSums") -> None:
         """Add another's sums, in float64 and without their gradients."""
@@ -263,8 +265,8 @@ def _count_tokens(accelerator: Accelerator, data: StepData, minibatch: Minibatch
     texts = torch.tensor(0)
     if data.texts is not None:
         texts = data.texts.on_host.responses.mask[minibatch.texts].sum()
-    others = [send(one, tokens.device) for one in (references, texts)]
-    counts = global_sum(accelerator, torch.stack([tokens, *others]))
+    other_counts = [send(count, tokens.device) for count in (references, texts)]
+    counts = global_sum(accelerator, torch.stack([tokens, *other_counts]))
     return TokenCounts(*counts)
 
 

@@ -53,8 +53,8 @@ def score_responses(
         mine = [prompts[row] for row in rows], [responses[row] for row in rows]
         sequences = Sequences.of(*mine, pad_id).to(accelerator.device)
         with accelerator.autocast():
-            found = response_log_probs(model, sequences, temperature)
-        log_probs = found.first(sequences.responses.mask).cpu()
+            token_log_probs = response_log_probs(model, sequences, temperature)
+        log_probs = token_log_probs.first(sequences.responses.mask).cpu()
         scored |= {row: log_probs[i, : len(responses[row])] for i, row in enumerate(rows)}
     return [scored[row] for row in range(len(responses))]
 
@@ -158,9 +158,9 @@ def audit_policy(
 ) -> dict[str, Any]:
     """Both KLs; the reference model is loaded where the policy does not hold it."""
     theirs = samples.reference_log_probs
-    how = "the policy's adapters switched off"
+    source = "the policy's adapters switched off"
     if theirs is None:
-        how = "the reference model loaded"
+        source = "the reference model loaded"
         with in_memory(load_reference_model(store, accelerator, sharding)) as reference:
             theirs = score_responses(
                 accelerator,
@@ -174,7 +174,7 @@ def audit_policy(
         "forward": samples.forward,
         "reverse": {
             **estimate_reverse_kl(samples.prompts, samples.log_probs, theirs),
-            "audit": f"measured after training with {how}",
+            "audit": f"measured after training with {source}",
         },
     }
 
@@ -229,6 +229,6 @@ def estimate(
     }
 
 
-def _sum(estimator: Callable[..., Tensor], mine: Tensor, other: Tensor) -> float:
+def _sum(estimator: Callable[..., Tensor], mine: Tensor, theirs: Tensor) -> float:
     everything = torch.ones((1, len(mine)), dtype=torch.bool)
-    return float(estimator(mine[None], other[None], everything))
+    return float(estimator(mine[None], theirs[None], everything))

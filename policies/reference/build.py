@@ -128,7 +128,7 @@ def _finish(
 def forecast_amount(
     writer: ShardWriter, shards: dict[str, Sequence[RankedPrompt]], manifest: dict[str, Any]
 ) -> dict[str, Any]:
-    """What was read and written, for forecasts: `rlhf.planning.forecast.Amount`."""
+    """The amount that the run read and wrote, for forecasts: `rlhf.planning.forecast.Amount`."""
     splits = [record.prompt.split for records in shards.values() for record in records]
     return {
         "prompts": splits.count("train"),

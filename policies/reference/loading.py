@@ -31,15 +31,15 @@ def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
     """
     store = open_store(folder)
     trained = RunDir(Path(policy).parent).read_stage().get("inputs", {})
-    places = [store.model, *([trained["model"]["path"]] if "model" in trained else [])]
+    paths = [store.model, *([trained["model"]["path"]] if "model" in trained else [])]
     problems = []
-    for place in places:
+    for path in paths:
         try:
-            require_reference_of(store, describe_model(place, store.template_kwargs))
+            require_reference_of(store, describe_model(path, store.template_kwargs))
         except InputError as error:
             problems.append(error.problem)
         else:
-            return store if place == store.model else open_store(folder, place)
+            return store if path == store.model else open_store(folder, path)
     raise InputError(
         f"The model that made the reference outputs in {folder} was not found: {problems[0]}",
         f"Restore it at {store.model}, or put a link there: the reverse KL is measured with it.",

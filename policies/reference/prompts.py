@@ -55,22 +55,22 @@ def _hash_prompts(path: Path) -> str:
 
 def _plain_prompts(path: Path) -> list[RankedPrompt]:
     records: dict[str, RankedPrompt] = {}
-    for place, line in read_lines(path):
-        record = _plain_prompt(parse_line(line, place), place)
+    for location, line in read_lines(path):
+        record = _plain_prompt(parse_line(line, location), location)
         before = records.setdefault(record.prompt.id, record).prompt
         if (before.messages, before.split) != (record.prompt.messages, record.prompt.split):
             raise BadLineError(
-                f"{place}: the prompt {before.id!r} came before with another text or split",
+                f"{location}: the prompt {before.id!r} came before with another text or split",
                 "Give every prompt its own id, or none: the id is then made from the text. Put "
                 "each prompt into one split only.",
             )
     return list(records.values())
 
 
-def _plain_prompt(value: JsonObject, place: str) -> RankedPrompt:
+def _plain_prompt(value: JsonObject, location: str) -> RankedPrompt:
     messages = value.get("messages", [{"role": "user", "content": value.get("prompt", "")}])
     try:
         prompt = Prompt.from_json({**value, "messages": messages})
     except InputError as error:
-        raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+        raise BadLineError(f"{location}: {error.problem}", error.remedy) from None
     return RankedPrompt(prompt=prompt, responses=(), rankings=())

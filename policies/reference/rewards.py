@@ -155,7 +155,7 @@ class _Scorer:
 
 
 def _shard_key(description: Mapping[str, str], precision: str, manifest: Mapping[str, Any]) -> str:
-    """What marks a shard as scored: of a function or endpoint also which replacement scored it."""
+    """The mark of a scored shard: of a function or endpoint also which replacement scored it."""
     key, times = reward_key(description, precision), manifest.get(TIMES_REPLACED, 0)
     return key if is_model(description["path"]) or not times else f"{key} #{times}"
 
@@ -183,16 +183,16 @@ def _require_one_precision(
     settings: ReferenceSettings, folder: Path, names: Sequence[str], wanted: Mapping[str, str]
 ) -> None:
     """Refuse to go on where another job, or this one before, scored in another precision."""
-    other = "fp32" if wanted["precision"] == "bf16" else "bf16"
+    other_precision = "fp32" if wanted["precision"] == "bf16" else "bf16"
     keys = from_main([reward_of(folder / name) for name in names])
-    scored = 0 if settings.replace_reward else keys.count(f"{wanted['hash']} {other}")
+    scored = 0 if settings.replace_reward else keys.count(f"{wanted['hash']} {other_precision}")
     if scored:
         again = "score all of them again: --replace-reward."
         in_both = f"{wanted['hash']} {wanted['precision']}" in keys
         raise InputError(
             f"{scored} of {len(keys)} files in {folder} have the rewards of {wanted['path']} in "
-            f"{other}; this job computes in {wanted['precision']}",
-            again.capitalize() if in_both else f"Add --precision {other}, or {again}",
+            f"{other_precision}; this job computes in {wanted['precision']}",
+            again.capitalize() if in_both else f"Add --precision {other_precision}, or {again}",
         )
 
 
@@ -268,7 +268,7 @@ def rewards_by_prompt(
     is_stored = is_scored_by(store, reward, precision_of(accelerator))
     columns = [table.to_pydict() for table in store.rows.tables("prompt_id", "reward")]
     if is_stored:
-        rewards = [one for part in columns for one in part["reward"]]
+        rewards = [value for part in columns for value in part["reward"]]
     else:
         splits = not (sharding or Sharding()).is_tensor_parallel
         share = (accelerator.process_index, accelerator.num_processes) if splits else (0, 1)
@@ -278,6 +278,6 @@ def rewards_by_prompt(
             rewards = global_sum(accelerator, mine).tolist()
     prompt_ids = [prompt_id for part in columns for prompt_id in part["prompt_id"]]
     grouped: dict[str, list[float]] = {}
-    for prompt_id, one in zip(prompt_ids, rewards, strict=True):
-        grouped.setdefault(prompt_id, []).append(one)
+    for prompt_id, value in zip(prompt_ids, rewards, strict=True):
+        grouped.setdefault(prompt_id, []).append(value)
     return grouped

@@ -151,21 +151,21 @@ def reward_of(path: Path) -> str | None:
 def with_rewards(table: pa.Table, rewards: Sequence[float] | None) -> pa.Table:
     """The same rows with these rewards, or with none."""
     values = pa.nulls(len(table)) if rewards is None else pa.array(rewards)
-    place = table.schema.get_field_index("reward")
-    return table.set_column(place, "reward", values.cast(pa.float32()))
+    index = table.schema.get_field_index("reward")
+    return table.set_column(index, "reward", values.cast(pa.float32()))
 
 
 def rows_of(table: pa.Table) -> list[ReferenceRow]:
     """The rows of a shard, or of a part of it."""
     plain = table.drop_columns(list(TOP_COLUMNS)).to_pylist()
     return [
-        ReferenceRow.from_columns({**columns, "top": _top_of(table, place)})
-        for place, columns in enumerate(plain)
+        ReferenceRow.from_columns({**columns, "top": _top_of(table, row)})
+        for row, columns in enumerate(plain)
     ]
 
 
-def _top_of(table: pa.Table, place: int) -> TopTokens | None:
-    ids, log_probs, log_sum_exp = (table[name][place] for name in TOP_COLUMNS)
+def _top_of(table: pa.Table, row: int) -> TopTokens | None:
+    ids, log_probs, log_sum_exp = (table[name][row] for name in TOP_COLUMNS)
     if not ids.is_valid:
         return None
     shape = (len(log_sum_exp), -1)
@@ -177,7 +177,7 @@ def _top_of(table: pa.Table, place: int) -> TopTokens | None:
 
 
 def describe_shard(table: pa.Table) -> dict[str, Any]:
-    """What the manifest keeps of a shard: its row count, a hash of its rows, one of its rewards.
+    """A shard's entry in the manifest: its row count, a hash of its rows, one of its rewards.
 
     They are hashes of values: files that pack the same values otherwise have the same.
     """
@@ -209,11 +209,11 @@ def require_unchanged(path: Path, expected: Mapping[str, Any], *, scored: bool) 
         InputError: it is missing, cannot be read, or has other rows.
     """
     try:
-        found = describe_shard(read_table(path))
+        description = describe_shard(read_table(path))
     except (OSError, pa.ArrowException):
-        found = {}
+        description = {}
     keys = ("rows", "hash", "rewards") if scored else ("rows", "hash")
-    if any(found.get(key) != expected[key] for key in keys):
+    if any(description.get(key) != expected[key] for key in keys):
         raise InputError(
             f"{path} is missing or was changed after the store was written",
             "Make the store again with rlhf reference.",

@@ -102,10 +102,10 @@ class ReferenceStore:
             InputError: there is no such tokenizer, or the manifest names tokens that it lacks.
         """
         tokenizer = load_tokenizer(name, self.template_kwargs)
-        ends = self.manifest.get(END_TOKENS, [int(tokenizer.eos_token_id)])
+        end_tokens = self.manifest.get(END_TOKENS, [int(tokenizer.eos_token_id)])
         vocabulary = int(load_config(name).get_text_config().vocab_size)
-        require_end_tokens(ends, str(self.folder / MANIFEST), max(vocabulary, len(tokenizer)))
-        set_end_tokens(tokenizer, ends)
+        require_end_tokens(end_tokens, str(self.folder / MANIFEST), max(vocabulary, len(tokenizer)))
+        set_end_tokens(tokenizer, end_tokens)
         return tokenizer
 
     @property
@@ -129,8 +129,8 @@ class ReferenceStore:
         """The rows of each prompt of a split, in the order of the store."""
         shards = self.manifest["shards"].items()
         train = sum(shard["rows"] for name, shard in shards if split_of(name) == "train")
-        places = range(train) if split == "train" else range(train, len(self.rows))
-        return RowGroups(self.rows, places, self.manifest["samples_per_prompt"])
+        rows = range(train) if split == "train" else range(train, len(self.rows))
+        return RowGroups(self.rows, rows, self.manifest["samples_per_prompt"])
 
     def check_on_main(self) -> None:
         """Check all shards in the main process, which the others believe; all processes call this.
@@ -142,15 +142,15 @@ class ReferenceStore:
         self.rows.skip_checks()
 
 
-def require_end_tokens(ids: Sequence[Any], place: str, vocabulary: float = math.inf) -> None:
+def require_end_tokens(ids: Sequence[Any], file: str, vocabulary: float = math.inf) -> None:
     """Refuse end tokens that are not ids of a vocabulary of this size.
 
     Raises:
-        InputError: names the place and the end tokens.
+        InputError: names the file and the end tokens.
     """
-    if not ids or not all(type(one) is int and 0 <= one < vocabulary for one in ids):
+    if not ids or not all(type(token_id) is int and 0 <= token_id < vocabulary for token_id in ids):
         raise InputError(
-            f"{place} has {END_TOKENS!r} as {str(ids)[:80]}, not as token ids of its model", REMEDY
+            f"{file} has {END_TOKENS!r} as {str(ids)[:80]}, not as token ids of its model", REMEDY
         )
 
 
@@ -169,14 +169,14 @@ def settle_end_tokens(run: RunDir, tokenizer: PreTrainedTokenizerBase) -> list[i
     """
     path = run.path / END_TOKENS_FILE
     if path.is_file():
-        ends = read_document(path, {END_TOKENS: list})[END_TOKENS]
-        require_end_tokens(ends, str(path))
-        return list(ends)
+        end_tokens = read_document(path, {END_TOKENS: list})[END_TOKENS]
+        require_end_tokens(end_tokens, str(path))
+        return list(end_tokens)
     has_shards = any(run.outputs.glob("*.parquet"))
-    ends = [int(tokenizer.eos_token_id)] if has_shards else list(end_token_ids(tokenizer))
+    end_tokens = [int(tokenizer.eos_token_id)] if has_shards else list(end_token_ids(tokenizer))
     if is_main_process():
-        write_json(path, {END_TOKENS: ends})
-    return ends
+        write_json(path, {END_TOKENS: end_tokens})
+    return end_tokens
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -218,11 +218,11 @@ def _checked_sampling(manifest: dict[str, Any], path: Path) -> Sampling:
         kinds = {key: str for key in keys if manifest[name][key]}
         require_kinds(manifest[name], kinds, f"{path} ({name})")
     for name, shard in manifest["shards"].items():
-        place = f"{path} (shard {name[:80]})"
-        require_kinds({name: shard}, {name: dict}, place)
-        require_kinds(shard, {"rows": int, "hash": str}, place)
+        location = f"{path} (shard {name[:80]})"
+        require_kinds({name: shard}, {name: dict}, location)
+        require_kinds(shard, {"rows": int, "hash": str}, location)
         if not 0 <= shard["rows"] <= MAX_ROWS or not shard["hash"] or Path(name).name != name:
-            raise InputError(f"{place} is no shard of a store", REMEDY)
+            raise InputError(f"{location} is no shard of a store", REMEDY)
     if manifest["samples_per_prompt"] < 1:
         raise InputError(f"{path} has no samples of a prompt", REMEDY)
     for name in needed:
@@ -266,10 +266,10 @@ def require_reference_of(store: ReferenceStore, model: dict[str, str]) -> None:
         InputError: weights or tokenizer differ from the manifest.
     """
     made_by = store.manifest["model"]
-    for key, what in (("tokenizer", "tokenizer or chat template"), ("hash", "weights")):
+    for key, label in (("tokenizer", "tokenizer or chat template"), ("hash", "weights")):
         if made_by[key] != model[key]:
             raise InputError(
-                f"The reference outputs were made by {made_by['path']}, whose {what} differ from "
+                f"The reference outputs were made by {made_by['path']}, whose {label} differ from "
                 f"those of {model['path']} ({made_by[key]} ≠ {model[key]})",
                 f"Store this model's outputs: rlhf reference --model {model['path']} …",
             )

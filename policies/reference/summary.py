@@ -1,4 +1,4 @@
-"""What is in a reference store: the counts of its manifest, and `rlhf reference --inspect`."""
+"""The content of a reference store: the counts of its manifest, and `rlhf reference --inspect`."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -76,7 +76,7 @@ def inspect_store(out: Path) -> dict[str, Any]:
         lengths.append(_lengths(table, "response_ids"))
         rewards.append(table["reward"].to_numpy())
         entropy += float(_flat(table, "entropy").sum(dtype=np.float64))
-    places = sorted({0, len(rows) // 2, len(rows) - 1})
+    indices = sorted({0, len(rows) // 2, len(rows) - 1})
     return {
         "path": str(out),
         "model": manifest["model"]["path"],
@@ -95,7 +95,7 @@ def inspect_store(out: Path) -> dict[str, Any]:
         "mean_entropy": entropy / int(sum(part.sum() for part in lengths)),
         "reward": manifest["reward"]
         and {"path": manifest["reward"]["path"], **_spread(np.concatenate(rewards))},
-        "examples": [_example(rows[place]) for place in places],
+        "examples": [_example(rows[index]) for index in indices],
     }
 
 

@@ -172,7 +172,7 @@ class ShardWriter:
         missing = [name for name in mine if not (folder / name).is_file()]
         if self.sharding.is_tensor_parallel:
             missing = from_main(missing)
-        places = {name: place for place, name in enumerate(shards, start=1)}
+        numbers = {name: number for number, name in enumerate(shards, start=1)}
         judge = self.models.reward
         reward = reward_key(judge.description, self.settings.precision) if judge else None
         sizes = {name: len(shards[name]) * self.settings.sampling.samples for name in mine}
@@ -184,7 +184,7 @@ class ShardWriter:
                 if not is_own:
                     self._take_part(shards[name][0].prompt)
                     continue
-                seed_all(self.settings.seed + SHARD_SEED_STRIDE * places[name])
+                seed_all(self.settings.seed + SHARD_SEED_STRIDE * numbers[name])
                 rows = self._rows(shards[name], bar.advance)
                 if writes(self.accelerator, self.sharding):
                     write_shard(folder / name, rows, reward)
@@ -257,8 +257,8 @@ class ShardWriter:
             return []
         fitting = [r for r in record.responses if self._fits(r)]
         fitting.sort(key=lambda response: response.sample_index)
-        ends = end_token_ids(self.tokenizer)
-        return [cut_at_end_token(list(r.token_ids or ()), ends) for r in fitting][
+        end_tokens = end_token_ids(self.tokenizer)
+        return [cut_at_end_token(list(r.token_ids or ()), end_tokens) for r in fitting][
             : self.settings.sampling.samples
         ]
 
@@ -284,8 +284,8 @@ class ShardWriter:
         lengths = [len(sample.token_ids) for sample in samples]
         batches = batches_by_prompt(encoded, lengths, min(self.settings.batch_size, SCORE_BATCH))
         for rows, _ in self.sharding.equal_calls(self.accelerator, batches):
-            answers = [samples[row].token_ids for row in rows]
-            sequences = Sequences.of([encoded[row] for row in rows], answers, pad_id)
+            responses = [samples[row].token_ids for row in rows]
+            sequences = Sequences.of([encoded[row] for row in rows], responses, pad_id)
             sequences = sequences.to(self.accelerator.device)
             values, top = self._score_batch(sequences)
             for position, row in enumerate(rows):
@@ -309,11 +309,13 @@ class ShardWriter:
     ) -> tuple[dict[str, Tensor], list[ndarray[Any, Any]] | None]:
         with self.accelerator.autocast():
             top_k = self.settings.store_top_k or 0
-            found = reference_log_probs(
+            reference = reference_log_probs(
                 self.models.original, sequences, self.settings.sampling.temperature, top_k
             )
-        values = {name: getattr(found, name) for name in ("log_probs", "log_probs_at_1", "entropy")}
+        values = {
+            name: getattr(reference, name) for name in ("log_probs", "log_probs_at_1", "entropy")
+        }
         if not top_k:
             return values, None
-        top = found.top_ids, found.top_log_probs, found.log_sum_exp
-        return values, [one.cpu().numpy() for one in top]
+        top = reference.top_ids, reference.top_log_probs, reference.log_sum_exp
+        return values, [tensor.cpu().numpy() for tensor in top]

@@ -83,8 +83,8 @@ def sample_candidates(
     tokenizer = store.load_tokenizer(policy["path"])
     sampling = replace(store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in groups]
-    how = Answering(engine=settings.engine, samples=settings.k, batch_size=settings.batch_size)
-    ours = sample_answers(accelerator, tokenizer, policy, encoded, sampling, how)
+    setup = Answering(engine=settings.engine, samples=settings.k, batch_size=settings.batch_size)
+    ours = sample_answers(accelerator, tokenizer, policy, encoded, sampling, setup)
     repeated = [ids for ids in encoded for _ in range(settings.k)]
     responses = [sample.token_ids for row in ours.samples for sample in row]
     scored = (tokenizer, repeated, responses, sampling.temperature, settings.batch_size)
@@ -93,8 +93,8 @@ def sample_candidates(
     with in_memory(load_reference_model(store, accelerator)) as reference:
         reference_log_probs = score_responses(accelerator, reference, *scored)
     log_ratios = [
-        float(mine.sum()) - float(other.sum())
-        for mine, other in zip(log_probs, reference_log_probs, strict=True)
+        float(mine.sum()) - float(original.sum())
+        for mine, original in zip(log_probs, reference_log_probs, strict=True)
     ]
     nats = np.array(log_ratios).reshape(len(groups), -1).mean(axis=1)
     reward = load_reward([settings.reward], accelerator, given=given)
@@ -107,10 +107,10 @@ def sample_candidates(
     news = ours.responses(prompts)
     candidates = []
     for row, prompt in enumerate(prompts):
-        answers = (originals[row][0], *news[row])
+        prompt_responses = (originals[row][0], *news[row])
         scores = np.array([rewards["reference"][row][0], *rewards["policy"][row]])
-        candidates.append(candidate(prompt, answers, scores, float(nats[row])))
-    return [one for one in candidates if len(one.responses) > 1], inputs
+        candidates.append(candidate(prompt, prompt_responses, scores, float(nats[row])))
+    return [proposal for proposal in candidates if len(proposal.responses) > 1], inputs
 
 
 def candidate(
@@ -128,11 +128,11 @@ def candidate(
         nats: as in `Candidate`.
     """
     texts = [response.text for response in responses]
-    kept = [place for place, text in enumerate(texts) if texts.index(text) == place]
+    distinct = [index for index, text in enumerate(texts) if texts.index(text) == index]
     return Candidate(
         prompt=prompt,
-        responses=tuple(replace(responses[place], sampling=None) for place in kept),
-        rewards=rewards[kept],
+        responses=tuple(replace(responses[index], sampling=None) for index in distinct),
+        rewards=rewards[distinct],
         nats=nats,
     )
 
@@ -170,7 +170,7 @@ def choose(
     while len(taken) < min(pick, len(nats)):
         # the reason that is furthest behind its share
         reason = max(orders, key=lambda name: shares[name] * (len(taken) + 1) - counts[name])
-        place = next(int(place) for place in orders[reason] if int(place) not in taken)
-        taken[place] = reason
+        index = next(int(i) for i in orders[reason] if int(i) not in taken)
+        taken[index] = reason
         counts[reason] += 1
     return list(taken.items())

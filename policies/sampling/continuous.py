@@ -42,9 +42,9 @@ class ContinuousSampler:
     ) -> list[TokensAndLogProbs]:
         """See `Sampler`."""
         assert model is not None
-        found = _run_engine(self.accelerator, model, prompts, config, batch_size)
+        sampled = _run_engine(self.accelerator, model, prompts, config, batch_size)
         on_batch(len(prompts))
-        return found
+        return sampled
 
 
 def _run_engine(
@@ -54,28 +54,28 @@ def _run_engine(
     config: GenerationConfig,
     requests: int,
 ) -> list[TokensAndLogProbs]:
-    how = batching_config(
+    batching = batching_config(
         accelerator.device, requests, max(map(len, prompts)) + int(config.max_new_tokens)
     )
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     try:
         with attending_by(model, "sdpa"), rounded(model, dtype):
             generate: Any = model.generate_batch  # torch's types take it for a tensor
-            found = generate(
-                inputs=list(prompts), generation_config=config, continuous_batching_config=how
+            outputs = generate(
+                inputs=list(prompts), generation_config=config, continuous_batching_config=batching
             )
     except (ValueError, NotImplementedError) as error:
         raise InputError(
             f"Continuous batching cannot run {type(model).__name__} ({error})", REMEDY
         ) from None
-    if len(found) < len(prompts) or any(one.error for one in found.values()):
-        errors = {one.error for one in found.values() if one.error} or {"see above"}
+    if len(outputs) < len(prompts) or any(output.error for output in outputs.values()):
+        errors = {output.error for output in outputs.values() if output.error} or {"see above"}
         raise InputError(
-            f"Continuous batching gave {len(found)} of {len(prompts)} responses "
+            f"Continuous batching gave {len(outputs)} of {len(prompts)} responses "
             f"({', '.join(sorted(errors))})",
             REMEDY,
         )
-    return [(list(one.generated_tokens), list(one.logprobs)) for one in found.values()]
+    return [(list(output.generated_tokens), list(output.logprobs)) for output in outputs.values()]
 
 
 def batching_config(device: torch.device, requests: int, longest: int) -> ContinuousBatchingConfig:
@@ -108,11 +108,13 @@ def attending_by(model: PreTrainedModel, attention: str) -> Iterator[None]:
 @contextmanager
 def rounded(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Round a model's float32 weights within the block; afterwards they are as before."""
-    kept = {weight: weight.data for weight in model.parameters() if weight.dtype == torch.float32}
+    originals = {
+        weight: weight.data for weight in model.parameters() if weight.dtype == torch.float32
+    }
     try:
-        for weight, data in kept.items():
+        for weight, data in originals.items():
             weight.data = data.to(dtype)
         yield
     finally:
-        for weight, data in kept.items():
+        for weight, data in originals.items():
             weight.data = data

@@ -1,4 +1,4 @@
-"""What samples responses: transformers' `generate`, its continuous batching, or vLLM."""
+"""The engines that sample responses: transformers' `generate`, its continuous batching, or vLLM."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -107,7 +107,7 @@ class FrozenModel:
             InputError: the engine cannot run this model.
         """
         tokenizer, size = self.tokenizer, self.batch_size
-        found: list[Sample] = []
+        samples: list[Sample] = []
         per_call = max(1, len(prompts)) if self._reports_batches else self.at_once
         firsts = list(range(0, len(prompts), per_call))
         if isinstance(self.sampler, VLLM) and self.sampler.tensor_parallel > 1:
@@ -117,10 +117,10 @@ class FrozenModel:
         for first in firsts:
             beat()
             part = prompts[first : first + per_call]
-            found += sample_responses(
+            samples += sample_responses(
                 self.sampler, self.model, tokenizer, part, sampling, size, on_batch
             )
-        return found
+        return samples
 
 
 @contextmanager

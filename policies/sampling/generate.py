@@ -126,8 +126,8 @@ def sample_responses(
     config = generation_config(tokenizer, sampling)
     with _evaluating(model):
         sampled = sampler(model, prompts, config, batch_size, on_batch)
-    ends = end_token_ids(tokenizer)
-    return [cut_at_end_token(ids, ends, log_probs) for ids, log_probs in sampled]
+    end_tokens = end_token_ids(tokenizer)
+    return [cut_at_end_token(ids, end_tokens, log_probs) for ids, log_probs in sampled]
 
 
 @contextmanager
@@ -166,8 +166,8 @@ class GenerateSampler:
         sampled: dict[int, TokensAndLogProbs] = {}
         for rows in batches_by_length([len(ids) for ids in prompts], batch_size):
             part = [prompts[row] for row in rows]
-            found = _sample_batch(self.accelerator, model, part, config)
-            sampled.update(zip(rows, found, strict=True))
+            responses = _sample_batch(self.accelerator, model, part, config)
+            sampled.update(zip(rows, responses, strict=True))
             on_batch(len(rows))
         return [sampled[row] for row in range(len(prompts))]
 
@@ -227,26 +227,26 @@ def draw(probabilities: Float[Tensor, "B V"]) -> Int[Tensor, "B 1"]:
     parts = padded.view(len(padded), -1, VOCABULARY_BLOCK)
     sums = parts.sum(dim=2).cumsum(dim=1, dtype=torch.float64)
     uniform = torch.rand(len(sums), 1, dtype=torch.float64, device=sums.device)
-    place = uniform * sums[:, -1:]
-    part = torch.searchsorted(sums, place, right=True).clamp(max=sums.shape[1] - 1)
+    threshold = uniform * sums[:, -1:]
+    part = torch.searchsorted(sums, threshold, right=True).clamp(max=sums.shape[1] - 1)
     chosen = parts.gather(1, part[:, :, None].expand(-1, -1, VOCABULARY_BLOCK)).squeeze(1)
     inner = chosen.double().cumsum(dim=1)
     before = sums.gather(1, part) - inner[:, -1:]
     # a part's float32 sum may miss its float64 one: below 0, token 0 would be drawn, even at odds 0
-    token = torch.searchsorted(inner, (place - before).clamp(min=0), right=True)
+    token = torch.searchsorted(inner, (threshold - before).clamp(min=0), right=True)
     return (part * VOCABULARY_BLOCK + token).clamp(max=vocabulary - 1)
 
 
 def warpers(config: GenerationConfig) -> list[LogitsProcessor]:
     """Temperature and truncation, in the order in which `generate` applies them."""
-    found: list[LogitsProcessor] = []
+    processors: list[LogitsProcessor] = []
     if config.temperature != 1:
-        found.append(TemperatureLogitsWarper(config.temperature))
+        processors.append(TemperatureLogitsWarper(config.temperature))
     if config.top_k:
-        found.append(TopKLogitsWarper(config.top_k))
+        processors.append(TopKLogitsWarper(config.top_k))
     if config.top_p < 1:
-        found.append(TopPLogitsWarper(config.top_p))
-    return found
+        processors.append(TopPLogitsWarper(config.top_p))
+    return processors
 
 
 def config_for_drawing_processor(config: GenerationConfig) -> GenerationConfig:
@@ -283,10 +283,10 @@ def generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) ->
 
 
 def cut_at_end_token(
-    ids: list[int], ends: Sequence[int], log_probs: list[float] | None = None
+    ids: list[int], end_tokens: Sequence[int], log_probs: list[float] | None = None
 ) -> Sample:
     """Drop what follows the first end token, which belongs to the response itself."""
-    place = next((place for place, token in enumerate(ids) if token in ends), None)
-    length = len(ids) if place is None else place + 1
-    kept = None if log_probs is None else log_probs[:length]
-    return Sample(ids[:length], place is not None, kept)
+    end = next((i for i, token in enumerate(ids) if token in end_tokens), None)
+    length = len(ids) if end is None else end + 1
+    kept_log_probs = None if log_probs is None else log_probs[:length]
+    return Sample(ids[:length], end is not None, kept_log_probs)

@@ -22,9 +22,9 @@ def new_cache(model: PreTrainedModel, new_tokens: int) -> DynamicCache | None:
     if not model._supports_default_dynamic_cache():  # type: ignore[operator]
         return None
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    kept = list(cache.layers)
-    cache.layers = [own for layer in kept if (own := _own_layer(layer, new_tokens - 1))]
-    return cache if len(cache.layers) == len(kept) else None
+    layers = list(cache.layers)
+    cache.layers = [own for layer in layers if (own := _own_layer(layer, new_tokens - 1))]
+    return cache if len(cache.layers) == len(layers) else None
 
 
 def _own_layer(layer: object, room: int) -> DynamicLayer | None:
@@ -112,5 +112,5 @@ class RoundedWindowLayer(DynamicSlidingWindowLayer):
     ) -> tuple[Tensor, Tensor]:
         """Add tokens; returns the keys and the values that they may see."""
         states = as_attention_reads(key_states), as_attention_reads(value_states)
-        found: tuple[Tensor, Tensor] = super().update(*states, *args, **kwargs)
-        return found
+        keys_and_values: tuple[Tensor, Tensor] = super().update(*states, *args, **kwargs)
+        return keys_and_values

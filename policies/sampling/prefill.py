@@ -39,17 +39,19 @@ def prefill(
     if not each_once:
         cache.batch_repeat_interleave(len(prompts))
         return rows, cache
-    places = {ids: place for place, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    different = _pad_after(length, list(places), pad_id).to(device)
-    cache.batch_repeat_interleave(len(places))  # does nothing where it is empty
+    indices = {ids: index for index, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    different = _pad_after(length, list(indices), pad_id).to(device)
+    cache.batch_repeat_interleave(len(indices))  # does nothing where it is empty
     if not _read(model, TokenBatch(different.ids[:, :-1], different.mask[:, :-1]), cache):
         return pad_left(prompts, pad_id).to(device), None
-    cache.batch_select_indices(torch.tensor([places[tuple(one)] for one in prompts], device=device))
+    cache.batch_select_indices(
+        torch.tensor([indices[tuple(prompt)] for prompt in prompts], device=device)
+    )
     return rows, cache
 
 
 def shared_parts(prompts: Sequence[Sequence[int]]) -> tuple[int, bool]:
-    """What is worth reading once.
+    """Choose what to read once.
 
     Returns:
         the length of the prefix of all prompts, or 0; and whether each different prompt is read
@@ -58,19 +60,19 @@ def shared_parts(prompts: Sequence[Sequence[int]]) -> tuple[int, bool]:
     width, common = max(map(len, prompts)), common_prefix_length(prompts)
     different = len(set(map(tuple, prompts)))
     fewest, least_saving = len(prompts) * width, LEAST_SAVING * len(prompts) * width
-    found = (0, False)
+    best = (0, False)
     for length, each_once in ((common, False), (0, True), (common, True)):
         own = width - length
         rest = different * (own - 1) + len(prompts) if each_once else len(prompts) * own
         if length + rest <= fewest - least_saving:
-            fewest, found = length + rest, (length, each_once)
-    return found
+            fewest, best = length + rest, (length, each_once)
+    return best
 
 
 def _pad_after(length: int, prompts: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
     """The prompts with padding after their first tokens, which are the same in all."""
     prefix = torch.tensor([prompts[0][:length]], dtype=torch.long).expand(len(prompts), -1)
-    rests = pad_left([one[length:] for one in prompts], pad_id)
+    rests = pad_left([prompt[length:] for prompt in prompts], pad_id)
     return join(TokenBatch(prefix, torch.ones_like(prefix, dtype=torch.bool)), rests)
 
 

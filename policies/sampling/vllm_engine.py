@@ -141,11 +141,11 @@ class VLLM:
             adapters = self._take_weights(model)
             inputs = [{"prompt_token_ids": ids} for ids, _ in given]
             vocabulary = self.llm.llm_engine.model_config.get_vocab_size()
-            how = [_sampling(config, seed, vocabulary) for _, seed in given]
-            found = self.llm.generate(inputs, how, use_tqdm=False, **adapters)
+            parameters = [_sampling(config, seed, vocabulary) for _, seed in given]
+            outputs = self.llm.generate(inputs, parameters, use_tqdm=False, **adapters)
             self._sleep()
         on_batch(len(prompts))
-        return [_tokens_and_log_probs(one.outputs[0]) for one in found[mine]]
+        return [_tokens_and_log_probs(output.outputs[0]) for output in outputs[mine]]
 
     def _of_all_ranks(
         self, mine: list[tuple[list[int], int]]
@@ -209,7 +209,8 @@ class VLLM:
 
 def _room_for(rank: int) -> int:
     """The least rank that vLLM makes room for and that is not below the given one."""
-    return next((one for one in RANKS if one >= rank), rank)  # vLLM says which are too large
+    # vLLM says which are too large
+    return next((allowed for allowed in RANKS if allowed >= rank), rank)
 
 
 def shut_down() -> None:
@@ -244,7 +245,7 @@ def _sampling(config: GenerationConfig, seed: int, vocabulary: int) -> Any:
         top_p=config.top_p,
         top_k=config.top_k,
         max_tokens=config.max_new_tokens,
-        stop_token_ids=[one for one in config.eos_token_id if one < vocabulary],
+        stop_token_ids=[token_id for token_id in config.eos_token_id if token_id < vocabulary],
         ignore_eos=True,  # those that vLLM reads from the model; the line above has all
         seed=seed,
         logprobs=0,  # of the chosen token alone

@@ -80,14 +80,14 @@ def build_app(
         return JSONResponse({"stored": is_new}, 201 if is_new else 200)
 
     async def comparison(request: Request, program: str) -> Response:
-        found = await compare(proxy)
-        if found is None:
+        report = await compare(proxy)
+        if report is None:
             raise ApiError(404, "Nothing is compared: start rlhf serve with --against and --db.")
-        return JSONResponse(found)
+        return JSONResponse(report)
 
     async def metrics(request: Request, program: str) -> Response:
-        found = await compare(proxy)
-        return PlainTextResponse(write_metrics(proxy.counts, found))
+        report = await compare(proxy)
+        return PlainTextResponse(write_metrics(proxy.counts, report))
 
     async def health(request: Request) -> Response:
         return _health(await _problems(proxy), time.time() - began)
@@ -116,17 +116,17 @@ async def _problems(proxy: Proxy) -> dict[str, str]:
     return dict(zip(policies, await asyncio.gather(*problems), strict=True))
 
 
-def _health(found: dict[str, str], uptime_seconds: float) -> JSONResponse:
+def _health(problems: dict[str, str], uptime_seconds: float) -> JSONResponse:
     """The health of every policy, as a response."""
-    is_failed = any(found.values())
-    shown = {name: problem or "ready" for name, problem in found.items()}
+    is_failed = any(problems.values())
+    shown = {name: problem or "ready" for name, problem in problems.items()}
     body = {"status": "failed" if is_failed else "ready", "models": shown}
     uptime = {"uptime_seconds": round(uptime_seconds, 3)}
     return JSONResponse(body | uptime, 503 if is_failed else 200)
 
 
 async def compare(proxy: Proxy) -> dict[str, Any] | None:
-    """What the thumbs say so far; None without a comparison."""
+    """The comparison by the thumbs so far; None where nothing is compared."""
     retention = proxy.policies.retention
     if retention is None or retention.comparison is None:
         return None
@@ -169,10 +169,10 @@ def _lifespan(
     async def live(app: Starlette) -> AsyncIterator[None]:
         async with new_client(proxy.silence_seconds) as proxy.client:
             retention = proxy.policies.retention
-            lasting = [_watch(engines), *(one.follow(proxy) for one in followers)]
+            lasting = [_watch(engines), *(follower.follow(proxy) for follower in followers)]
             if retention is not None and retention.days is not None:
                 lasting.append(_forget(retention.records, retention.days))
-            tasks = [asyncio.create_task(one) for one in lasting]
+            tasks = [asyncio.create_task(coroutine) for coroutine in lasting]
             yield
             for task in tasks:
                 task.cancel()

@@ -79,7 +79,7 @@ class Policies:
 
 @dataclass
 class ProxyCounts:
-    """What was served since the start; `requests` and `tokens` by policy."""
+    """Counts since the start; `requests` and `tokens` by policy."""
 
     requests: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
@@ -222,11 +222,11 @@ class Proxy:
         if retention is None or not retention.keeps(request.conversation):
             return None
         try:
-            kept = served_response(
+            response = served_response(
                 retention, request, completion, policies.by_variant[variant].description
             )
-            if kept is not None:
-                await retention.records.keep(kept)
+            if response is not None:
+                await retention.records.keep(response)
                 self.counts.kept += 1
         except sqlite3.Error as error:
             self._count_not_kept(error)
@@ -268,7 +268,7 @@ def _last_event(failure: ApiError | None) -> bytes:
 
 
 def _names(request: ChatRequest) -> dict[str, str]:
-    """What replaces the server's own id and name of the model."""
+    """The id and name of the model in place of the server's own."""
     return {"id": request.id, "model": MODEL}
 
 
@@ -276,7 +276,9 @@ def _require_valid(body: dict[str, Any]) -> None:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages must be a list of messages that is not empty.")
-    if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages):
+    if not all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages
+    ):
         raise ApiError(400, "Every message must be an object with a role.")
     if body.get("n", 1) not in (1, None):
         raise ApiError(400, f"n is {body['n']!r:.40}. Send one request for each response.")

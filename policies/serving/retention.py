@@ -60,7 +60,7 @@ class Retention:
         return int.from_bytes(drawn[:6], "big") < self.share * 2**48
 
     def clean(self, text: str) -> str:
-        """What is kept of a text.
+        """Return what is kept of a text.
 
         Raises:
             InputError: the redaction fails.
@@ -88,14 +88,14 @@ class ChatRequest:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far."""
-        found: list[dict[str, Any]] = self.body["messages"]
-        return found
+        messages: list[dict[str, Any]] = self.body["messages"]
+        return messages
 
 
 def served_response(
     retention: Retention, request: ChatRequest, completion: Completion, model: Mapping[str, str]
 ) -> ServedResponse | None:
-    """What is kept of a completion; None where there is nothing that a person could judge.
+    """Return what is kept of a completion; None where a person could judge nothing.
 
     It has no sampling settings: a request does not say what the server's defaults cut off, and the
     best of several is no sample, so it must not be taken for the model's full distribution.
@@ -142,7 +142,7 @@ def _prompt(messages: list[dict[str, Any]], retention: Retention) -> Prompt | No
         read = read_messages(messages)
     except InputError:
         return None
-    cleaned = tuple(replace(one, content=retention.clean(one.content)) for one in read)
+    cleaned = tuple(replace(message, content=retention.clean(message.content)) for message in read)
     try:
         return Prompt.create(cleaned, "train", SOURCE)
     except InputError:

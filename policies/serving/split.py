@@ -53,7 +53,9 @@ class Split:
             new_id: of the answer that is wanted.
             messages: the conversation so far.
         """
-        spoken = [place for place, one in enumerate(messages) if one.get("role") == "assistant"]
+        spoken = [
+            index for index, message in enumerate(messages) if message.get("role") == "assistant"
+        ]
         if spoken:
             known = self._known.get(_key(messages[: spoken[-1] + 1]))
             if known is not None:
@@ -76,7 +78,7 @@ class Split:
 
 def _key(messages: Sequence[dict[str, Any]]) -> bytes:
     """A hash of what was said; apps may strip texts and add fields."""
-    turns = [(one.get("role"), _stripped(one.get("content"))) for one in messages]
+    turns = [(message.get("role"), _stripped(message.get("content"))) for message in messages]
     return hashlib.sha256(json.dumps(turns).encode()).digest()
 
 

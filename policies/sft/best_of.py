@@ -54,7 +54,7 @@ def choose_best(store: ReferenceStore) -> Choice:
         InputError: no training prompt has outputs to choose among.
     """
     best = {split: [_best_of(rows) for rows in store.by_prompt(split)] for split in SPLITS}
-    chosen = {split: [one for one in of_split if one] for split, of_split in best.items()}
+    chosen = {split: [output for output in of_split if output] for split, of_split in best.items()}
     if not chosen["train"]:
         raise InputError(
             f"No training prompt of {store.folder} has outputs with different rewards",
@@ -66,15 +66,15 @@ def choose_best(store: ReferenceStore) -> Choice:
         "prompts": len(best["train"]),
         "chosen": len(train),
         "no_choice": len(best["train"]) - len(train),
-        "tied": sum(one.tied for one in train),
-        "unfinished": sum(not one.row.finished for one in train),
+        "tied": sum(output.tied for output in train),
+        "unfinished": sum(not output.row.finished for output in train),
         "reward": {
-            "all": sum(one.mean for one in train) / len(train),
-            "chosen": sum(_reward(one.row) for one in train) / len(train),
+            "all": sum(output.mean for output in train) / len(train),
+            "chosen": sum(_reward(output.row) for output in train) / len(train),
         },
     }
     rows: Rows = {
-        split: [_as_row(one.row) for one in of_split] for split, of_split in chosen.items()
+        split: [_as_row(output.row) for output in of_split] for split, of_split in chosen.items()
     }
     return Choice(rows, counts)
 
@@ -103,5 +103,5 @@ def _reward(row: ReferenceRow) -> float:
 
 
 def _as_row(row: ReferenceRow) -> JsonObject:
-    answer = {"role": "assistant", "content": row.text}
-    return {"prompt": row.prompt.chat, "completion": [answer]}
+    response = {"role": "assistant", "content": row.text}
+    return {"prompt": row.prompt.chat, "completion": [response]}

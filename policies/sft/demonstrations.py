@@ -53,12 +53,12 @@ def _require_some(rows: Rows, path: Path) -> Rows:
 
 def _read_file(path: Path) -> Iterator[tuple[str, JsonObject]]:
     """The split and the row of each line."""
-    for place, line in read_lines(path):
-        value = parse_line(line, place)
+    for location, line in read_lines(path):
+        value = parse_line(line, location)
         try:
             yield _split_and_row(value)
         except InputError as error:
-            raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+            raise BadLineError(f"{location}: {error.problem}", error.remedy) from None
 
 
 def _split_and_row(value: JsonObject) -> tuple[str, JsonObject]:
@@ -68,15 +68,15 @@ def _split_and_row(value: JsonObject) -> tuple[str, JsonObject]:
     else:
         prompt = _messages(value.get("prompt"), "user")
         completion = _messages(value.get("completion"), "assistant")
-    answers = len(completion) == 1 and completion[0].role == "assistant"
-    if not answers or not completion[0].content.strip():
+    is_response = len(completion) == 1 and completion[0].role == "assistant"
+    if not is_response or not completion[0].content.strip():
         raise InputError(
             "A demonstration must end with one answer of the assistant",
             'Write {"prompt": "Hi?", "completion": "Hello!"}, or messages that end with it.',
         )
     shown = Prompt.create(prompt, value.get("split") or "train", "")
-    answer = {"role": "assistant", "content": completion[0].content}
-    return shown.split, {"prompt": shown.chat, "completion": [answer]}
+    response = {"role": "assistant", "content": completion[0].content}
+    return shown.split, {"prompt": shown.chat, "completion": [response]}
 
 
 def _messages(value: Any, role: str) -> tuple[Message, ...]:

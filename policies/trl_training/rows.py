@@ -9,24 +9,27 @@ from rlhf.records.jsonl import JsonObject
 
 
 def trl_rows(
-    rows: Sequence[JsonObject], tokenizer: PreTrainedTokenizerBase, answers: Sequence[str]
+    rows: Sequence[JsonObject], tokenizer: PreTrainedTokenizerBase, response_fields: Sequence[str]
 ) -> list[JsonObject]:
-    """Conversations with the values of the chat template, each answer with an end.
+    """Conversations with the values of the chat template, each response with an end.
 
     trl renders conversations by the template alone. Where that closes a turn with no special token,
-    the model would never learn to stop, so the tokenizer's end token is put after the answer.
+    the model would never learn to stop, so the tokenizer's end token is put after the response.
 
     Args:
-        rows: each with a list of messages, the answer last, in the fields `answers`.
+        rows: each with a list of messages, the response last, in the fields `response_fields`.
         tokenizer: of the model that is trained.
-        answers: names of these fields.
+        response_fields: names of these fields.
     """
     kwargs = template_kwargs(tokenizer)
     given = {TEMPLATE_KWARGS: kwargs} if kwargs else {}
     end = "" if closes_turns(tokenizer) else str(tokenizer.eos_token)
-    return [{**row, **{name: _ended(row[name], end) for name in answers}, **given} for row in rows]
+    return [
+        {**row, **{name: _ended(row[name], end) for name in response_fields}, **given}
+        for row in rows
+    ]
 
 
 def _ended(messages: Sequence[JsonObject], end: str) -> list[JsonObject]:
-    *earlier, answer = messages
-    return [*earlier, {**answer, "content": answer["content"] + end}]
+    *earlier, response = messages
+    return [*earlier, {**response, "content": response["content"] + end}]

@@ -1,4 +1,4 @@
-"""What `rlhf sft`, `dpo` and `distill` have in common; torch-free, so that `--help` is quick."""
+"""Settings that `rlhf sft`, `dpo` and `distill` share; torch-free, so that `--help` is quick."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

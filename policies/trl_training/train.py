@@ -97,18 +97,18 @@ def trainer_arguments(settings: TrainerSettings, kind: type[Arguments], **more: 
 
 
 def count_tokens(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[JsonObject], answer: str
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[JsonObject], response: str
 ) -> Length:
-    """Tokens of a prompt, and those of its answer with the token that closes it."""
+    """Tokens of a prompt, and those of its response with the token that closes it."""
     messages = tuple(Message.from_json(message) for message in prompt)
     before = encode_prompt(tokenizer, Prompt.create(messages, "train", ""))
-    return len(before), len(tokenizer(answer, add_special_tokens=False)["input_ids"]) + 1
+    return len(before), len(tokenizer(response, add_special_tokens=False)["input_ids"]) + 1
 
 
 def forecast_amount(
     settings: TrainerSettings, lengths: Mapping[str, Sequence[Length]], **more: float
 ) -> dict[str, Any]:
-    """What a training reads, for forecasts of others: `rlhf.planning.forecast.Amount`.
+    """The amount that a training reads, for forecasts of others: `rlhf.planning.forecast.Amount`.
 
     Args:
         settings: of the command.
@@ -126,13 +126,13 @@ def forecast_amount(
     }
 
 
-def require_fitting(lengths: Iterable[Sequence[int]], max_length: int, what: str) -> None:
+def require_fitting(lengths: Iterable[Sequence[int]], max_length: int, noun: str) -> None:
     """Refuse examples that are too long.
 
     Args:
         lengths: of the parts of each, in tokens.
         max_length: tokens that an example may have.
-        what: they are called.
+        noun: what they are called.
 
     Raises:
         InputError: names how many are longer, and the longest.
@@ -141,7 +141,7 @@ def require_fitting(lengths: Iterable[Sequence[int]], max_length: int, what: str
     long = sum(length > max_length for length in whole)
     if long:
         raise InputError(
-            f"{long} of {len(whole)} {what} have more than {max_length} tokens "
+            f"{long} of {len(whole)} {noun} have more than {max_length} tokens "
             f"(the longest {max(whole)})",
             f"Add --max-length {max(whole)} if the model's context allows, or remove them.",
         )
@@ -173,7 +173,7 @@ def trainer_stage(
 
 
 def held_out(trainer: Trainer) -> dict[str, float] | None:
-    """What the trainer measures on the test examples; None where there are none."""
+    """The trainer's metrics on the test examples; None where there are none."""
     if trainer.eval_dataset is None:
         return None
     beat("measuring")
@@ -183,8 +183,8 @@ def held_out(trainer: Trainer) -> dict[str, float] | None:
 
 def held_out_loss(trainer: Trainer) -> float | None:
     """The mean loss of the test examples; None where there are none."""
-    found = held_out(trainer)
-    return None if found is None else float(found["eval_loss"])
+    metrics = held_out(trainer)
+    return None if metrics is None else float(metrics["eval_loss"])
 
 
 def train(
@@ -249,7 +249,7 @@ def ending(
     use: dict[str, Any] | None,
     began: float,
 ) -> dict[str, Any]:
-    """What every report ends with.
+    """The end of every report.
 
     Args:
         trainer: that has trained.

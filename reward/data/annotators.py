@@ -56,20 +56,20 @@ def weigh_annotators(
         loss: which says what a judgment is: a pair or a ranking, or a pointwise one.
         chosen: the weights; annotators with weight 0 are in no group.
     """
-    judgments = Counter[str]()
+    counts = Counter[str]()
     sums: dict[str, float] = defaultdict(float)
-    for found in (found for group in groups for found in group.judgments(loss)):
-        for one in found:
-            judgments[one.annotator] += 1
-            sums[one.annotator] += one.weight / len(found)
+    for judgments in (judgments for group in groups for judgments in group.judgments(loss)):
+        for judgment in judgments:
+            counts[judgment.annotator] += 1
+            sums[judgment.annotator] += judgment.weight / len(judgments)
     total = total_weight(groups, loss)
     rows: dict[str, dict[str, Any]] = {
         name: {
             "weight": float(chosen.weights.get(name, 1.0)),
-            "judgements": judgments[name],
+            "judgements": counts[name],
             "share": round(sums[name] / total, 4),
         }
-        for name in sorted({*judgments, *chosen.weights})
+        for name in sorted({*counts, *chosen.weights})
     }
     for name, reliability in chosen.reliability.items():
         rows[name]["reliability"] = asdict(reliability)

@@ -47,7 +47,7 @@ def balance(groups: Sequence[Group], number: int, *, shared: bool) -> list[list[
     parts: list[list[Group]] = [[] for _ in range(number)]
     totals = [0] * number
     costs = {group.prompt_id: num_tokens(group, shared=shared) for group in groups}
-    for group in sorted(groups, key=lambda one: costs[one.prompt_id], reverse=True):
+    for group in sorted(groups, key=lambda group: costs[group.prompt_id], reverse=True):
         least = totals.index(min(totals))
         parts[least].append(group)
         totals[least] += costs[group.prompt_id]
@@ -66,7 +66,7 @@ def split_packed(groups: Sequence[Group], tokens: int) -> list[list[Group]]:
 
 
 def _beginnings(groups: Sequence[Group]) -> list[Beginning]:
-    """What a packed row encodes once, with what follows it: each prompt, or one prefix of all.
+    """The tokens that a packed row encodes once, and what follows: each prompt, or a common prefix.
 
     A long system turn of all prompts saves more than the prompts of few responses each. One segment
     for all is padded to the longest of them, so it must not have more attention scores either.
@@ -93,7 +93,7 @@ def split_padded(groups: Sequence[Group], tokens: int) -> list[list[Group]]:
     """
     parts: list[list[Group]] = []
     width = rows = 0
-    for group in sorted(groups, key=lambda one: one.longest, reverse=True):
+    for group in sorted(groups, key=lambda group: group.longest, reverse=True):
         if not parts or (rows + len(group.responses)) * width > tokens:
             parts.append([])
             width, rows = group.longest, 0
@@ -134,22 +134,25 @@ def lay_out(groups: Sequence[Group], pad_id: int, *, shared: bool) -> TrunkInput
         return pack_prompts(_beginnings(groups), pad_id)
     pairs = [(group.prompt, response) for group in groups for response in group.responses]
     if not pairs:
-        one = torch.ones((1, 1), dtype=torch.long)
-        return TrunkInputs(one * pad_id, torch.zeros(0, dtype=torch.long), parts=one)
+        ones = torch.ones((1, 1), dtype=torch.long)
+        return TrunkInputs(ones * pad_id, torch.zeros(0, dtype=torch.long), parts=ones)
     batch = pad_right([prompt + response for prompt, response in pairs], pad_id)
-    parts = pad_right([[1] * len(one) + [2] * len(other) for one, other in pairs], 0)
+    parts = pad_right([[1] * len(prompt) + [2] * len(response) for prompt, response in pairs], 0)
     ends = last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1])
     return TrunkInputs(batch.ids, ends, parts=parts.ids)
 
 
 def total_weight(groups: Sequence[Group], loss: Loss) -> float:
-    """What `sum_of_losses` of a whole batch is divided by: Σ_x (Σ_j w_j) / n_x.
+    """The divisor of `sum_of_losses` for a whole batch: Σ_x (Σ_j w_j) / n_x.
 
     That is the number of prompts where all weights are 1; a prompt with comparisons and pointwise
     judgments counts twice. Every process knows the whole batch, so all agree on it.
     """
-    judged = (found for group in groups for found in group.judgments(loss))
-    return math.fsum(math.fsum(one.weight for one in found) / len(found) for found in judged)
+    judged = (judgments for group in groups for judgments in group.judgments(loss))
+    return math.fsum(
+        math.fsum(judgment.weight for judgment in judgments) / len(judgments)
+        for judgments in judged
+    )
 
 
 def to_judgments(groups: Sequence[Group], loss: Loss, device: torch.device) -> Judgments:
@@ -167,54 +170,54 @@ def to_judgments(groups: Sequence[Group], loss: Loss, device: torch.device) -> J
 
 def to_pair_tensors(groups: Sequence[Group], device: torch.device) -> PairTensors:
     """The pairs of all groups."""
-    found = list(_numbered((group, group.pairs) for group in groups))
+    pairs = list(_numbered((group, group.pairs) for group in groups))
 
     def tensor(values: list[float], dtype: torch.dtype) -> Tensor:
         return send(torch.tensor(values, dtype=dtype), device)
 
     return PairTensors(
-        first=tensor([base + pair.first for _, base, pair in found], torch.long),
-        second=tensor([base + pair.second for _, base, pair in found], torch.long),
-        outcome=tensor([pair.outcome for _, _, pair in found], torch.float32),
-        strength=tensor([pair.strength for _, _, pair in found], torch.float32),
-        weight=tensor([pair.weight for _, _, pair in found], torch.float32),
-        prompt=tensor([number for number, _, _ in found], torch.long),
+        first=tensor([base + pair.first for _, base, pair in pairs], torch.long),
+        second=tensor([base + pair.second for _, base, pair in pairs], torch.long),
+        outcome=tensor([pair.outcome for _, _, pair in pairs], torch.float32),
+        strength=tensor([pair.strength for _, _, pair in pairs], torch.float32),
+        weight=tensor([pair.weight for _, _, pair in pairs], torch.float32),
+        prompt=tensor([number for number, _, _ in pairs], torch.long),
     )
 
 
 def to_ranking_tensors(groups: Sequence[Group], device: torch.device) -> RankingTensors:
     """The rankings of all groups."""
-    found = list(_numbered((group, group.rankings) for group in groups))
+    rankings = list(_numbered((group, group.rankings) for group in groups))
     tiers = [
         [(base + number, tier) for tier, ids in enumerate(ranking.tiers) for number in ids]
-        for _, base, ranking in found
+        for _, base, ranking in rankings
     ]
     table = pad_sequence([torch.tensor(row) for row in tiers], batch_first=True, padding_value=-1)
     scores = [
         torch.tensor(ranking.scores or [math.nan] * len(row), dtype=torch.float32)
-        for (_, _, ranking), row in zip(found, tiers, strict=True)
+        for (_, _, ranking), row in zip(rankings, tiers, strict=True)
     ]
     tensors = (
         table[..., 0].clamp(min=0),
         table[..., 1],
         pad_sequence(scores, batch_first=True, padding_value=math.nan),
-        torch.tensor([ranking.weight for _, _, ranking in found]),
-        torch.tensor([number for number, _, _ in found]),
+        torch.tensor([ranking.weight for _, _, ranking in rankings]),
+        torch.tensor([number for number, _, _ in rankings]),
     )
-    return RankingTensors(*(send(one, device) for one in tensors))
+    return RankingTensors(*(send(tensor, device) for tensor in tensors))
 
 
 def to_pointwise_tensors(groups: Sequence[Group], device: torch.device) -> PointwiseTensors:
     """The pointwise judgments of all groups."""
-    found = list(_numbered((group, group.pointwise) for group in groups))
-    signs = [1.0 if one.is_good else -1.0 for _, _, one in found]
+    judgments = list(_numbered((group, group.pointwise) for group in groups))
+    signs = [1.0 if judgment.is_good else -1.0 for _, _, judgment in judgments]
     tensors = (
-        torch.tensor([base + one.response for _, base, one in found]),
+        torch.tensor([base + judgment.response for _, base, judgment in judgments]),
         torch.tensor(signs),
-        torch.tensor([one.weight for _, _, one in found]),
-        torch.tensor([number for number, _, _ in found]),
+        torch.tensor([judgment.weight for _, _, judgment in judgments]),
+        torch.tensor([number for number, _, _ in judgments]),
     )
-    return PointwiseTensors(*(send(one, device) for one in tensors))
+    return PointwiseTensors(*(send(tensor, device) for tensor in tensors))
 
 
 def _numbered(

@@ -94,7 +94,7 @@ class CachedGroups:
 
 @dataclass(frozen=True)
 class _Source:
-    """What the groups are made from; its JSON form decides KEY."""
+    """The inputs from which the groups are made; its JSON form decides KEY."""
 
     settings: RewardSettings
     tokenizer: PreTrainedTokenizerBase
@@ -121,7 +121,7 @@ class _Source:
             "pointwise_weights": settings.objective.pointwise_weights,
             "thumbs_down_flags": sorted(settings.data.thumbs_down_flags),
             "versions": {name: package_version(name) for name in PACKAGES},
-            "code": text_hash(" ".join(file_hash(Path(str(one.__file__))) for one in CODE)),
+            "code": text_hash(" ".join(file_hash(Path(str(module.__file__))) for module in CODE)),
         }
 
 
@@ -150,7 +150,7 @@ def read_groups(
         _find_or_make(source, [path.parent])  # this machine may have a copy of its own
     on_main(lambda: None)  # wait for the first process of this machine
     facts = read_document(path.with_suffix(".json"))
-    found = {name: Reliability(**one) for name, one in facts["reliability"].items()}
+    estimates = {name: Reliability(**row) for name, row in facts["reliability"].items()}
     given = settings.annotator_weights
     weights = facts["weights"] if given == "auto" else given
     return CachedGroups(
@@ -158,7 +158,7 @@ def read_groups(
         facts["prompts"],
         {split: dict(counts) for split, counts in facts["counts"].items()},
         facts["kinds"],
-        AnnotatorWeights(weights, found),
+        AnnotatorWeights(weights, estimates),
     )
 
 
@@ -229,7 +229,7 @@ def _make(source: _Source, path: Path) -> dict[str, Any]:
         "counts": {split: dict(survey.counts[split]) for split in SPLITS},
         "kinds": {name: sorted(kinds) for name, kinds in survey.kinds.items()},
         "weights": dict(estimated.weights),
-        "reliability": {name: asdict(one) for name, one in estimated.reliability.items()},
+        "reliability": {name: asdict(estimate) for name, estimate in estimated.reliability.items()},
     }
 
 
@@ -246,14 +246,16 @@ class _Survey:
         """Every group with its use."""
         rankings, encoder = self._source.settings.rankings, self._encoder
         ids: dict[str, list[str]] = {split: [] for split in SPLITS}
-        own = array("q")  # the places of prompts and the numbers of their responses, in turns
+        own = array("q")  # the positions of prompts and the numbers of their responses, in turns
         total = sum(read_manifest(rankings).get("prompts", {}).values())
         with progress("reading the rankings", total) as bar:
             for record, group in encode_records(iterate_ranked(rankings), encoder):
                 split = record.prompt.split
                 ids[split].append(record.prompt.id)
-                for one in record.rankings:
-                    self.kinds["with_scores" if one.scores else "without_scores"].add(one.kind)
+                for ranking in record.rankings:
+                    self.kinds["with_scores" if ranking.scores else "without_scores"].add(
+                        ranking.kind
+                    )
                 for number, response in enumerate(record.responses):
                     if is_reference(response, self._source.model_fingerprint):
                         own.extend((self.prompts, number))
@@ -269,14 +271,14 @@ class _Survey:
 
     def _reference(self, own: "array[int]") -> Iterator[tuple[Prompt, Response]]:
         """At most MAX_REFERENCE_OUTPUTS of the model's own responses, spread evenly."""
-        places, numbers = own[::2], own[1::2]
-        stride = max(1, -(-len(places) // MAX_REFERENCE_OUTPUTS))
+        positions, numbers = own[::2], own[1::2]
+        stride = max(1, -(-len(positions) // MAX_REFERENCE_OUTPUTS))
         chosen: dict[int, list[int]] = {}
-        for place, number in zip(places[::stride], numbers[::stride], strict=True):
-            chosen.setdefault(place, []).append(number)
+        for position, number in zip(positions[::stride], numbers[::stride], strict=True):
+            chosen.setdefault(position, []).append(number)
         records = iterate_ranked(self._source.settings.rankings, chosen) if chosen else ()
-        for record, found in zip(records, chosen.values(), strict=True):
-            yield from ((record.prompt, record.responses[number]) for number in found)
+        for record, response_numbers in zip(records, chosen.values(), strict=True):
+            yield from ((record.prompt, record.responses[number]) for number in response_numbers)
 
 
 def _refuse_unknown_names(settings: RewardSettings) -> None:
@@ -285,9 +287,9 @@ def _refuse_unknown_names(settings: RewardSettings) -> None:
         return
     flags, known = set[str](), set[str]()
     for record in iterate_ranked(settings.rankings):
-        for one in record.rankings:
-            known.add(one.annotator)
-            flags.update(flag.partition("@")[0] for flag in one.flags if "@" in flag)
+        for ranking in record.rankings:
+            known.add(ranking.annotator)
+            flags.update(flag.partition("@")[0] for flag in ranking.flags if "@" in flag)
     absent = sorted(wanted - flags)
     if absent:
         raise ConfigError(

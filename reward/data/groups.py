@@ -91,9 +91,9 @@ class Group:
     pointwise: tuple[Pointwise, ...] = ()
 
     def judgments(self, loss: Loss) -> list[Sequence[Pair | TieredRanking | Pointwise]]:
-        """What a loss averages over, separately: pairs or rankings, and pointwise judgments."""
+        """The judgments of a loss, averaged separately: pairs or rankings, and pointwise ones."""
         compared = self.pairs if loss == "bradley_terry" else self.rankings
-        return [found for found in (compared, self.pointwise) if found]
+        return [judgments for judgments in (compared, self.pointwise) if judgments]
 
     @property
     def longest(self) -> int:
@@ -102,8 +102,8 @@ class Group:
 
     @property
     def num_labels(self) -> int:
-        """What annotators said of the prompt: rankings and thumbs."""
-        return len(self.rankings) + sum(one.kind == "thumbs" for one in self.pointwise)
+        """The number of rankings and thumbs that annotators gave the prompt."""
+        return len(self.rankings) + sum(judgment.kind == "thumbs" for judgment in self.pointwise)
 
     @property
     def num_preferences(self) -> int:
@@ -172,8 +172,8 @@ class Encoder:
         groups = []
         for (prompt, responses), ids in zip(chosen, prompts, strict=True):
             encoded = tuple(tuple(next(answers)) for _ in responses)
-            kept = self._truncate(prompt, ids, max(len(response) for response in encoded))
-            groups.append(Group(prompt.id, tuple(kept), encoded))
+            prompt_tokens = self._truncate(prompt, ids, max(len(response) for response in encoded))
+            groups.append(Group(prompt.id, tuple(prompt_tokens), encoded))
         return groups
 
     def _truncate(self, prompt: Prompt, ids: list[int], longest_response: int) -> list[int]:
@@ -221,10 +221,14 @@ def encode_records(
     rest = iter(records)
     while some := list(islice(rest, RECORDS_AT_ONCE)):
         judged = [_find_judgments(record, encoder) for record in some]
-        chosen = [(one.record.prompt, one.responses) for one in judged if one.responses]
+        chosen = [
+            (judgments.record.prompt, judgments.responses)
+            for judgments in judged
+            if judgments.responses
+        ]
         groups = iter(encoder.encode(chosen))
-        for one in judged:
-            yield one.record, one.add_to(next(groups)) if one.responses else None
+        for judgments in judged:
+            yield judgments.record, judgments.add_to(next(groups)) if judgments.responses else None
 
 
 def admit(
@@ -291,7 +295,7 @@ def is_reference(response: Response, model_fingerprint: str) -> bool:
 
 @dataclass(frozen=True)
 class _Judgments:
-    """What counts of a record: rankings, pointwise judgments with weights, judged responses."""
+    """The parts of a record that count: rankings, pointwise judgments, and judged responses."""
 
     record: RankedPrompt
     rankings: list[tuple[Ranking, float]]
@@ -307,10 +311,14 @@ class _Judgments:
             rankings=rankings,
             pointwise=tuple(
                 Pointwise(
-                    position[one.response_id], one.is_good, one.ranking.annotator, one.kind, weight
+                    position[judgment.response_id],
+                    judgment.is_good,
+                    judgment.ranking.annotator,
+                    judgment.kind,
+                    weight,
                 )
-                for one, weight in self.pointwise
-                if one.response_id in position
+                for judgment, weight in self.pointwise
+                if judgment.response_id in position
             ),
         )
 
@@ -329,12 +337,12 @@ def _find_judgments(record: RankedPrompt, encoder: Encoder) -> _Judgments:
     ]
     rules = encoder.pointwise
     flagged = [
-        (one, encoder.weight(one.ranking) * rules.weights.get(one.kind, 1.0))
-        for one in pointwise_judgments(record.rankings, rules.down_flags)
+        (judgment, encoder.weight(judgment.ranking) * rules.weights.get(judgment.kind, 1.0))
+        for judgment in pointwise_judgments(record.rankings, rules.down_flags)
     ]
-    flagged = [(one, weight) for one, weight in flagged if weight > 0]
+    flagged = [(judgment, weight) for judgment, weight in flagged if weight > 0]
     judged = {name for ranking, _ in rankings for tier in ranking.tiers for name in tier}
-    judged.update(one.response_id for one, _ in flagged)
+    judged.update(judgment.response_id for judgment, _ in flagged)
     responses = [response for response in record.responses if response.id in judged]
     return _Judgments(record, rankings, flagged, responses)
 

@@ -156,7 +156,7 @@ def hold_out(groups: StoredGroups, fraction: float) -> tuple[StoredGroups, Store
     chosen = [np.zeros(0, dtype=prompts.dtype)]
     for kind in (np.flatnonzero(compared), np.flatnonzero(~compared)):
         if len(np.unique(prompts[kind])) > 1:
-            part = groups.select(kind).places_of_part(num_held_out(len(kind), fraction))
+            part = groups.select(kind).indices_of_part(num_held_out(len(kind), fraction))
             chosen.append(prompts[kind[part]])
     aside = np.isin(prompts, np.concatenate(chosen))
     return groups.select(np.flatnonzero(~aside)), groups.select(np.flatnonzero(aside))
@@ -209,7 +209,9 @@ def _require_judgments(
         )
     if train.numbers("preferences").any():
         return
-    verdicts = {one.is_good for group in train.with_pointwise() for one in group.pointwise}
+    verdicts = {
+        judgment.is_good for group in train.with_pointwise() for judgment in group.pointwise
+    }
     if len(verdicts) == 1:
         raise InputError(
             f"All thumbs on the {len(train)} train prompts of {settings.rankings} are "

@@ -17,12 +17,12 @@ from rlhf.records.schema import RankedPrompt
 
 def collect_labels(records: Iterable[RankedPrompt]) -> list[PairLabel]:
     """The labels of every ranking; of several by one annotator on one item, the last."""
-    found: dict[tuple[Item, str], PairLabel] = {}
+    labels: dict[tuple[Item, str], PairLabel] = {}
     for record in records:
         for ranking in record.rankings:
             for label in labels_of(record.prompt.id, ranking.annotator, ranking.tiers):
-                found[label.item, label.annotator] = label
-    return list(found.values())
+                labels[label.item, label.annotator] = label
+    return list(labels.values())
 
 
 def estimate_reliability(
@@ -41,7 +41,7 @@ def estimate_reliability(
             "Let two people rank some of the same prompts, or name the weights: "
             "--annotator-weights.NAME 0.5.",
         )
-    unknown = Reliability(fmean(one.value for one in known.values()), None, None, 0)
+    unknown = Reliability(fmean(estimate.value for estimate in known.values()), None, None, 0)
     return {name: known.get(name, unknown) for name in sorted(names)}
 
 
@@ -58,7 +58,7 @@ def weights_of(reliability: Mapping[str, Reliability]) -> dict[str, float]:
     """
     from scipy.special import logit  # absent on a rented GPU, which needs no weights
 
-    odds = {name: max(0.0, float(logit(one.value))) for name, one in reliability.items()}
+    odds = {name: max(0.0, float(logit(estimate.value))) for name, estimate in reliability.items()}
     largest = max(odds.values())
     if not largest > TOLERANCE:
         raise InputError(
@@ -67,4 +67,4 @@ def weights_of(reliability: Mapping[str, Reliability]) -> dict[str, float]:
             "Look at the disagreements in the labeling app, or name the weights: "
             "--annotator-weights.NAME 0.5.",
         )
-    return {name: one / largest for name, one in odds.items()}
+    return {name: value / largest for name, value in odds.items()}

@@ -29,7 +29,7 @@ NUMBERS: dict[str, Callable[[Group], int]] = {  # columns by which groups are ch
     "preferences": lambda group: group.num_preferences,
     "labels": lambda group: group.num_labels,
     "rankings": lambda group: len(group.rankings),
-    "scored": lambda group: sum(bool(one.scores) for one in group.rankings),
+    "scored": lambda group: sum(bool(ranking.scores) for ranking in group.rankings),
     "pointwise": lambda group: len(group.pointwise),
 }
 SCHEMA = pa.schema(
@@ -106,14 +106,14 @@ class StoredGroups(Sequence[Group]):
 
     __hash__ = None  # type: ignore[assignment]  # as of a list
 
-    def select(self, places: Numbers) -> "StoredGroups":
-        """The groups at some places of this sequence."""
-        return StoredGroups(self._file, self.rows[places], self._scale)
+    def select(self, indices: Numbers) -> "StoredGroups":
+        """The groups at some indices of this sequence."""
+        return StoredGroups(self._file, self.rows[indices], self._scale)
 
     def numbers(self, column: str) -> Numbers:
         """One of NUMBERS, or `same_prompt`, of every group."""
-        found: Numbers = self._file.numbers(column)[self.rows]
-        return found
+        numbers: Numbers = self._file.numbers(column)[self.rows]
+        return numbers
 
     def with_pointwise(self) -> "StoredGroups":
         """The groups with pointwise judgments."""
@@ -121,10 +121,10 @@ class StoredGroups(Sequence[Group]):
 
     def take_part(self, number: int) -> "StoredGroups":
         """So many groups, chosen by a hash of the prompt id: a larger part includes a smaller."""
-        return self.select(self.places_of_part(number))
+        return self.select(self.indices_of_part(number))
 
-    def places_of_part(self, number: int) -> Numbers:
-        """The places of the groups that `take_part` takes, in ascending order."""
+    def indices_of_part(self, number: int) -> Numbers:
+        """The indices of the groups that `take_part` takes, in ascending order."""
         return np.sort(np.argsort(self.numbers("order"), kind="stable")[:number])
 
     def with_scale(self, mean: float, deviation: float) -> "StoredGroups":
@@ -180,17 +180,17 @@ class GroupFile:
 
     def read(self, row: int, scale: tuple[float, float] | None) -> Group:
         """The group of a row."""
-        batch, place = divmod(row, ROWS_AT_ONCE)
-        (found,) = self._batches[batch].slice(place, 1).to_pylist()
-        return _to_group(found, scale)
+        batch, offset = divmod(row, ROWS_AT_ONCE)
+        (record,) = self._batches[batch].slice(offset, 1).to_pylist()
+        return _to_group(record, scale)
 
     def read_all(self, rows: Numbers, scale: tuple[float, float] | None) -> Iterator[Group]:
         """The groups of some rows; of neighboring ones, a batch of the file is read at a time."""
         for some in np.split(rows, np.flatnonzero(np.diff(rows // ROWS_AT_ONCE)) + 1):
             if len(some):
                 batch = self._batches[int(some[0]) // ROWS_AT_ONCE]
-                found = batch.take(pa.array(some % ROWS_AT_ONCE))
-                yield from (_to_group(row, scale) for row in found.to_pylist())
+                part = batch.take(pa.array(some % ROWS_AT_ONCE))
+                yield from (_to_group(row, scale) for row in part.to_pylist())
 
     def scores(self, rows: Numbers) -> ndarray:
         """Every score of every ranking of some rows, in order."""
@@ -226,21 +226,21 @@ def _to_row(use: str, group: Group, same_prompt: int) -> dict[str, Any]:
         "prompt": group.prompt,
         "same_prompt": same_prompt,
         "responses": group.responses,
-        "ranked": [vars(one) for one in group.rankings],
-        "judged": [vars(one) for one in group.pointwise],
+        "ranked": [vars(ranking) for ranking in group.rankings],
+        "judged": [vars(judgment) for judgment in group.pointwise],
         **{name: number(group) for name, number in NUMBERS.items()},
     }
 
 
 def _to_group(row: dict[str, Any], scale: tuple[float, float] | None) -> Group:
-    rankings = tuple(_to_ranking(one, scale) for one in row["ranked"])
+    rankings = tuple(_to_ranking(ranking, scale) for ranking in row["ranked"])
     return Group(
         prompt_id=row["prompt_id"],
         prompt=tuple(row["prompt"]),
         responses=tuple(map(tuple, row["responses"])),
         pairs=tuple(pair for ranking in rankings for pair in ranking.to_pairs()),
         rankings=rankings,
-        pointwise=tuple(Pointwise(**one) for one in row["judged"]),
+        pointwise=tuple(Pointwise(**judgment) for judgment in row["judged"]),
     )
 
 

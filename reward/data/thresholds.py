@@ -56,20 +56,24 @@ class Thresholds:
 
     def __init__(self, train: StoredGroups | None = None, others: Sequence[Group] = ()) -> None:
         learned = train.with_pointwise() if train else ()
-        counts = Counter((one.annotator, one.is_good) for g in learned for one in g.pointwise)
+        counts = Counter(
+            (judgment.annotator, judgment.is_good)
+            for group in learned
+            for judgment in group.pointwise
+        )
         names = {name for name, _ in counts}
-        names |= {one.annotator for group in others for one in group.pointwise}
+        names |= {judgment.annotator for group in others for judgment in group.pointwise}
         own = {n for n in names if min(counts[n, True], counts[n, False]) >= MIN_OF_EACH}
         self.sources = [*sorted(own), *([OTHERS] if names - own else [])]
         self._offsets = dict.fromkeys(self.sources, 0.0)
         self._seen = dict.fromkeys(self.sources, 0)
-        self._places = {name: place for place, name in enumerate(self.sources)}
+        self._indices = {name: index for index, name in enumerate(self.sources)}
         verdicts = {good for name, good in counts if name not in own}
         self._fitted = sorted(own | ({OTHERS} if len(verdicts) == 2 else set()))
 
     def source(self, annotator: str) -> str:
         """The source of an annotator's thumbs: the annotator, or OTHERS."""
-        return annotator if annotator in self._places else OTHERS
+        return annotator if annotator in self._indices else OTHERS
 
     def is_fitted(self, source: str) -> bool:
         """False where b is the mean reward."""
@@ -77,8 +81,10 @@ class Thresholds:
 
     def numbers(self, groups: Sequence[Group]) -> Int[Tensor, " T"]:
         """The number of the source of every pointwise judgment of some groups, in order."""
-        names = [self.source(one.annotator) for group in groups for one in group.pointwise]
-        return torch.tensor([self._places[name] for name in names], dtype=torch.long)
+        names = [
+            self.source(judgment.annotator) for group in groups for judgment in group.pointwise
+        ]
+        return torch.tensor([self._indices[name] for name in names], dtype=torch.long)
 
     def values(self, level: float) -> dict[str, float]:
         """The b of every source, given the mean reward."""
@@ -110,32 +116,32 @@ class Thresholds:
                 source, are scored.
             score: returns the rewards of the responses of some groups.
         """
-        typical = set(groups.places_of_part(MEMORY).tolist())
+        typical = set(groups.indices_of_part(MEMORY).tolist())
         chosen = set(typical)
-        judged = self._places_by_source(groups)
+        judged = self._indices_by_source(groups)
         for source in self._fitted:
-            places = np.array(judged[source], dtype=np.int64)
-            part = groups.select(places).places_of_part(MEMORY)
-            chosen.update(places[part].tolist())
+            indices = np.array(judged[source], dtype=np.int64)
+            part = groups.select(indices).indices_of_part(MEMORY)
+            chosen.update(indices[part].tolist())
         ordered = sorted(chosen)
         sample = list(groups.select(np.array(ordered)))
         rewards = score(sample)
         both = zip(ordered, rewards, strict=True)
-        level = mean_reward([row for place, row in both if place in typical])
+        level = mean_reward([row for index, row in both if index in typical])
         for source in self._fitted:
             values, good, weights = self._judged(source, sample, rewards)
             self._offsets[source] = solve(values, good, weights) - level
             self._seen[source] = len(values)
         return level
 
-    def _places_by_source(self, groups: StoredGroups) -> dict[str, list[int]]:
-        """The places of the groups with judgments by each source."""
-        found: dict[str, list[int]] = defaultdict(list)
-        places = np.flatnonzero(groups.numbers("pointwise"))
-        for place, group in zip(places.tolist(), groups.select(places), strict=True):
-            for source in {self.source(one.annotator) for one in group.pointwise}:
-                found[source].append(place)
-        return found
+    def _indices_by_source(self, groups: StoredGroups) -> dict[str, list[int]]:
+        """The indices of the groups with judgments by each source."""
+        by_source: dict[str, list[int]] = defaultdict(list)
+        indices = np.flatnonzero(groups.numbers("pointwise"))
+        for index, group in zip(indices.tolist(), groups.select(indices), strict=True):
+            for source in {self.source(judgment.annotator) for judgment in group.pointwise}:
+                by_source[source].append(index)
+        return by_source
 
     def state(self) -> dict[str, list[float]]:
         """Each offset and how many judgments it has seen, for a checkpoint."""
@@ -161,16 +167,16 @@ class Thresholds:
         self, source: str, groups: Sequence[Group], rewards: Sequence[Sequence[float]]
     ) -> tuple[ndarray, ndarray, ndarray]:
         """Reward, verdict and weight of every judgment by a source."""
-        found: list[tuple[float, Pointwise]] = [
-            (values[one.response], one)
+        judgments: list[tuple[float, Pointwise]] = [
+            (values[judgment.response], judgment)
             for group, values in zip(groups, rewards, strict=True)
-            for one in group.pointwise
-            if self.source(one.annotator) == source
+            for judgment in group.pointwise
+            if self.source(judgment.annotator) == source
         ]
         return (
-            np.array([value for value, _ in found], dtype=np.float64),
-            np.array([one.is_good for _, one in found], dtype=np.float64),
-            np.array([one.weight for _, one in found], dtype=np.float64),
+            np.array([value for value, _ in judgments], dtype=np.float64),
+            np.array([judgment.is_good for _, judgment in judgments], dtype=np.float64),
+            np.array([judgment.weight for _, judgment in judgments], dtype=np.float64),
         )
 
 
@@ -185,8 +191,8 @@ def gradient(
     """Derivative by b of −log σ(r − b) where good is 1, of −log σ(b − r) where it is 0."""
     from scipy.special import expit  # a rented GPU has no scipy, and its rankings have no thumbs
 
-    found: Float[ndarray, " T"] = good - expit(rewards - b)
-    return found
+    derivative: Float[ndarray, " T"] = good - expit(rewards - b)
+    return derivative
 
 
 def solve(

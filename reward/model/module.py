@@ -33,7 +33,7 @@ class RewardModule(nn.Module):
 
     @property
     def fp32_modules(self) -> list[nn.Module]:
-        """What stays float32 beside bf16 weights: all above the trunk."""
+        """The modules that stay float32 beside bf16 weights: all above the trunk."""
         names = parts_above_trunk(self.classifier)
         return [self.classifier.get_submodule(name) for name in names]
 

@@ -1,4 +1,4 @@
-"""What estimated weights of annotators say, in sentences."""
+"""The estimated weights of annotators, described in sentences."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,10 +17,10 @@ def describe_annotators(annotators: Mapping[str, Mapping[str, Any]]) -> Iterator
         return
     yield f"Weights of {len(known)} annotators are estimated from their agreement with each other."
     doubted = [
-        f"{name} (right in {100 * found['value']:.0f} % of {found['shared']} shared judgments, "
-        f"weight {known[name]['weight']:.2g})"
-        for name, found in ((name, row["reliability"]) for name, row in known.items())
-        if found["shared"] and found["low"] <= CHANCE
+        f"{name} (right in {100 * reliability['value']:.0f} % of {reliability['shared']} shared "
+        f"judgments, weight {known[name]['weight']:.2g})"
+        for name, reliability in ((name, row["reliability"]) for name, row in known.items())
+        if reliability["shared"] and reliability["low"] <= CHANCE
     ]
     if doubted:
         yield f"Not proven better than chance: {', '.join(doubted)}."

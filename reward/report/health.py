@@ -57,7 +57,7 @@ def describe_health(
     *,
     unit: str = "tokens",
 ) -> dict[str, Any]:
-    """What a health report holds of its verdicts: the numbers, the worst, and counts by prompt.
+    """The part of a health report on its verdicts: the numbers, the worst, and counts by prompt.
 
     Args:
         verdicts: as in `measure_health`.
@@ -67,8 +67,12 @@ def describe_health(
     return {
         "health": measure_health(verdicts, unit),
         "worst": [
-            {**texts(one), "annotator": one.pair.annotator, "difference": one.difference}
-            for one in worst(verdicts)
+            {
+                **texts(verdict),
+                "annotator": verdict.pair.annotator,
+                "difference": verdict.difference,
+            }
+            for verdict in worst(verdicts)
         ],
         "held_out_counts": count_by_prompt(verdicts),
     }
@@ -112,8 +116,8 @@ def accuracy_by(
     parts: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         parts[label(verdict)].append(verdict)
-    found = {name: _accuracy(part, _is_right) for name, part in parts.items()}
-    return {name: found[name] for name in sorted(found)}
+    accuracies = {name: _accuracy(part, _is_right) for name, part in parts.items()}
+    return {name: accuracies[name] for name in sorted(accuracies)}
 
 
 def _accuracy(verdicts: Sequence[Verdict], right: Callable[[Verdict], float]) -> dict[str, Any]:

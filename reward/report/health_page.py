@@ -89,8 +89,8 @@ def draw_learning_curve(curve: Mapping[str, Any]) -> Figure:
         if row["low"] is not None:
             axes.plot([row["labels"]] * 2, [row["low"], row["high"]], color=GREY)
     for rows, fill, label in ((points, ACCENT, "measured"), (forecasts, "white", "forecast")):
-        found = [row["labels"] for row in rows], [row["value"] for row in rows]
-        axes.plot(*found, "o", color=ACCENT, markerfacecolor=fill, label=label)
+        coordinates = [row["labels"] for row in rows], [row["value"] for row in rows]
+        axes.plot(*coordinates, "o", color=ACCENT, markerfacecolor=fill, label=label)
     axes.set(xscale="log", xlabel="labels (log scale)", ylabel="share of pairs ordered right")
     axes.set_xticks([row["labels"] for row in (*points, *forecasts)], minor=False)
     axes.set_xticklabels([f"{row['labels']:,}" for row in (*points, *forecasts)])

@@ -1,4 +1,4 @@
-"""What more labels are worth: accuracy against their number, a power law, and a forecast.
+"""The worth of more labels: accuracy against their number, a power law, and a forecast.
 
 accuracy(n) = a − b·n^−c, as Hestness et al. (arXiv 1712.00409, eq. 1) fit errors; n counts labels.
 Differs from the paper: least squares with binomial weights for every c of a grid, where a and b
@@ -44,7 +44,7 @@ class Point:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> "Point":
-        """What a report.json says."""
+        """The point of a report.json."""
         trained = report["trained_on"]
         return cls(
             trained["prompts"], trained["labels"], report["accuracy"], report["held_out_counts"]
@@ -64,7 +64,7 @@ def fit_power_law(
     w = weights / weights.sum()
     mean_y = accuracy @ w
     best = np.full(len(accuracy), np.inf)
-    found = np.zeros((3, len(accuracy)))
+    parameters = np.zeros((3, len(accuracy)))
     for c in EXPONENTS:
         x = (labels / labels.max()) ** -c
         mean_x = x @ w
@@ -76,8 +76,8 @@ def fit_power_law(
         loss = (accuracy - a[:, None] + b[:, None] * x) ** 2 @ w
         better = loss < best
         best = np.where(better, loss, best)
-        found = np.where(better, np.stack([a, b, np.full(len(a), c)]), found)
-    return PowerLaw(*found)
+        parameters = np.where(better, np.stack([a, b, np.full(len(a), c)]), parameters)
+    return PowerLaw(*parameters)
 
 
 def measure_curve(points: Sequence[Point]) -> dict[str, Any]:
@@ -127,7 +127,12 @@ def forecasts_of(curve: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def describe_curve(curve: Mapping[str, Any]) -> str:
     """The forecasts in a sentence, and whether the first may be no gain at all."""
     last = curve["points"][-1]
-    would = [f"{one['labels']:,} would give {in_words(one)}" for one in forecasts_of(curve)]
-    words = f"{last['labels']:,} labels give {100 * last['value']:.0f} %; {' and '.join(would)}."
+    would = [
+        f"{forecast['labels']:,} would give {in_words(forecast)}"
+        for forecast in forecasts_of(curve)
+    ]
+    sentence = f"{last['labels']:,} labels give {100 * last['value']:.0f} %; {' and '.join(would)}."
     is_gain = curve["gain"]["low"] >= SMALLEST_GAIN
-    return words if is_gain else f"{words} The gain of twice the labels cannot be told from none."
+    if is_gain:
+        return sentence
+    return f"{sentence} The gain of twice the labels cannot be told from none."

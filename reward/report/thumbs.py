@@ -64,14 +64,14 @@ def describe_thumbs(
         "accuracy": plain_accuracy(pair_accuracy(data.held_out, rewards)),
     }
     kinds = {
-        kind: {"weight": weight, **row(_by(lambda one: one.kind, kind))}
+        kind: {"weight": weight, **row(_by(lambda judgment: judgment.kind, kind))}
         for kind, weight in settings.objective.pointwise_weights.items()
     }
     sources = {
         source or OTHER_SOURCES: {
             "threshold": scale.gain * (value - bias) + scale.bias,
             "fitted": thresholds.is_fitted(source),
-            **row(_by(lambda one: thresholds.source(one.annotator), source)),
+            **row(_by(lambda judgment: thresholds.source(judgment.annotator), source)),
         }
         for source, value in values.items()
     }
@@ -79,20 +79,22 @@ def describe_thumbs(
 
 
 def _by(name: Callable[[Pointwise], str], wanted: str) -> Chosen:
-    return lambda one: name(one) == wanted
+    return lambda judgment: name(judgment) == wanted
 
 
 def count(groups: Sequence[Group], chosen: Chosen) -> dict[str, int]:
     """How many pointwise judgments, and how many of them say good."""
-    found = [one.is_good for group in groups for one in group.pointwise if chosen(one)]
-    return {"all": len(found), "good": sum(found)}
+    verdicts = [
+        judgment.is_good for group in groups for judgment in group.pointwise if chosen(judgment)
+    ]
+    return {"all": len(verdicts), "good": sum(verdicts)}
 
 
 def pointwise_accuracy(
     groups: Sequence[Group],
     rewards: Sequence[Sequence[float]],
     threshold: Threshold,
-    chosen: Chosen = lambda one: True,
+    chosen: Chosen = lambda judgment: True,
 ) -> dict[str, Any] | None:
     """Share of pointwise judgments on the right side of their threshold; None without any.
 
@@ -102,17 +104,19 @@ def pointwise_accuracy(
     counts = []
     for group, values in zip(groups, rewards, strict=True):
         right = [
-            win_credit((1 if one.is_good else -1) * (values[one.response] - threshold(one)))
-            for one in group.pointwise
-            if chosen(one)
+            win_credit(
+                (1 if judgment.is_good else -1) * (values[judgment.response] - threshold(judgment))
+            )
+            for judgment in group.pointwise
+            if chosen(judgment)
         ]
         counts.append((sum(right), len(right)))
     accuracy = accuracy_of_counts(counts)
     if accuracy is None:
         return None
-    found = asdict(accuracy)
-    number, good = found.pop("pairs"), count(groups, chosen)["good"]
-    return {**found, "judgements": number, "commoner": max(good, number - good) / number}
+    row = asdict(accuracy)
+    number, good = row.pop("pairs"), count(groups, chosen)["good"]
+    return {**row, "judgements": number, "commoner": max(good, number - good) / number}
 
 
 def combine_thresholds(reports: Sequence[Mapping[str, Any]]) -> Threshold | None:
@@ -127,4 +131,6 @@ def combine_thresholds(reports: Sequence[Mapping[str, Any]]) -> Threshold | None
         source: sum(report["thresholds"][source]["threshold"] for report in reports) / len(reports)
         for source in sources
     }
-    return lambda one: means[one.annotator if one.annotator in means else OTHER_SOURCES]
+    return lambda judgment: means[
+        judgment.annotator if judgment.annotator in means else OTHER_SOURCES
+    ]

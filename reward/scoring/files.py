@@ -74,35 +74,37 @@ def read_responses(path: Path) -> list[tuple[JsonObject, PromptResponses]]:
     instead = f"Preferences are read by: rlhf score --rankings {file} --reward REWARD --out OUT"
     if path.suffix.lower() in TABLES:
         raise InputError(f"{path} is a table; FILE has one JSON object on each line", instead)
-    found = []
-    for place, text in read_lines(path):
-        line = parse_line(text, place)
+    lines = []
+    for location, text in read_lines(path):
+        line = parse_line(text, location)
         try:
-            found.append((line, _prompt_responses(line)))
+            lines.append((line, _prompt_responses(line)))
         except InputError as error:
             remedy = instead if {"chosen", "rejected"} & line.keys() else error.remedy
-            raise BadLineError(f"{place}: {error.problem}", remedy) from None
-    if not any(responses for _, (_, responses) in found):
+            raise BadLineError(f"{location}: {error.problem}", remedy) from None
+    if not any(responses for _, (_, responses) in lines):
         raise InputError(
             f"{path} has no response to score",
             'Write lines such as {"prompt": "Hello", "responses": ["Hi!", "Go away."]}.',
         )
-    return found
+    return lines
 
 
 def _prompt_responses(line: JsonObject) -> PromptResponses:
     prompt = _prompt(line)
     given = line.get("responses", [line["response"]] if "response" in line else None)
-    if not isinstance(given, list) or not all(isinstance(one, str | dict) for one in given):
+    if not isinstance(given, list) or not all(
+        isinstance(response, str | dict) for response in given
+    ):
         raise InputError(
             f"A line needs 'response' or 'responses', found {sorted(line)}",
             "Give a text, a list of texts, or the responses of an export.",
         )
     responses = (
-        Response.from_json(one)
-        if isinstance(one, dict)
-        else Response(id=str(number), prompt_id=prompt.id, text=one, model="")
-        for number, one in enumerate(given)
+        Response.from_json(response)
+        if isinstance(response, dict)
+        else Response(id=str(number), prompt_id=prompt.id, text=response, model="")
+        for number, response in enumerate(given)
     )
     return prompt, tuple(responses)
 

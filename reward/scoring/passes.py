@@ -17,7 +17,7 @@ class SharedPrefix:
     shared: int
     rows: list[int] = field(default_factory=list)
     tokens: int = 0
-    """What a forward pass reads: the shared tokens, and what follows them in each sequence."""
+    """Tokens that a forward pass reads: the shared ones, and those that follow in each sequence."""
 
 
 PackedPass = list[SharedPrefix]
@@ -67,10 +67,10 @@ def pack_pass(groups: PackedPass, sequences: Sequence[TokenIds]) -> TrunkInputs:
     return pack_prompts(
         [
             (
-                sequences[one.rows[0]][: one.shared],
-                [sequences[row][one.shared :] for row in one.rows],
+                sequences[group.rows[0]][: group.shared],
+                [sequences[row][group.shared :] for row in group.rows],
             )
-            for one in groups
+            for group in groups
         ],
         0,
     )
@@ -97,7 +97,7 @@ def _plan(
             group.tokens += own
     passes: list[PackedPass] = []
     room = 0
-    for group in sorted(groups, key=lambda one: -len(sequences[one.rows[0]])):
+    for group in sorted(groups, key=lambda group: -len(sequences[group.rows[0]])):
         if group.tokens > room:
             passes.append([])
             room = tokens_per_pass

@@ -47,7 +47,7 @@ def score_rankings(
     """
     began = time.monotonic()
     require_new(settings.out)
-    judged = [one for one in map(_judged, records) if one.responses]
+    judged = [record for record in map(_judged, records) if record.responses]
     if not judged:
         raise InputError(
             f"{source} holds no judgment of two responses",
@@ -55,14 +55,14 @@ def score_rankings(
         )
     encode, unit = _encoder(settings)
     groups = [_group(record, encode) for record in judged]
-    rewards = load_reward_of(settings)([(one.prompt, one.responses) for one in judged])
+    rewards = load_reward_of(settings)([(record.prompt, record.responses) for record in judged])
     gain = training_gain(settings.reward)
     differences = [[value / gain for value in row] for row in rewards]
     records_by_id = {record.prompt.id: record for record in judged}
 
     def texts(verdict: Verdict) -> dict[str, str]:
         record, pair = records_by_id[verdict.group.prompt_id], verdict.pair
-        preferred, other = (record.responses[place].text for place in (pair.first, pair.second))
+        preferred, other = (record.responses[index].text for index in (pair.first, pair.second))
         return {"prompt": record.prompt.text, "preferred": preferred, "other": other}
 
     verdicts = collect_verdicts(groups, differences)
@@ -92,23 +92,23 @@ def training_gain(reward: str, *, first_member: bool = False) -> float:
     if not folder.is_dir():
         return 1.0
     run = RunDir(Path(member_folders(reward)[0]).parent)
-    members = [RunDir(one.parent) for one in sorted(run.path.glob("member-*/report.json"))]
-    reports = [one.read_report() for one in members or [run] if one.report_json.is_file()]
-    gains = [one["normalisation"]["gain"] for one in reports if "normalisation" in one]
+    members = [RunDir(path.parent) for path in sorted(run.path.glob("member-*/report.json"))]
+    reports = [member.read_report() for member in members or [run] if member.report_json.is_file()]
+    gains = [report["normalisation"]["gain"] for report in reports if "normalisation" in report]
     return fmean(gains[:1] if first_member else gains) if gains else 1.0
 
 
 def _judged(record: RankedPrompt) -> RankedPrompt:
     """A record without thumbs and without responses that nobody compared."""
-    rankings = tuple(one for one in record.rankings if sum(map(len, one.tiers)) > 1)
+    rankings = tuple(ranking for ranking in record.rankings if sum(map(len, ranking.tiers)) > 1)
     names = {name for ranking in rankings for tier in ranking.tiers for name in tier}
-    responses = tuple(one for one in record.responses if one.id in names)
+    responses = tuple(response for response in record.responses if response.id in names)
     return replace(record, rankings=rankings, responses=responses)
 
 
 def _group(record: RankedPrompt, encode: Encode) -> Group:
-    position = {response.id: place for place, response in enumerate(record.responses)}
-    pairs = tuple(pair for one in record.rankings for pair in rank_pairs(one, position))
+    position = {response.id: index for index, response in enumerate(record.responses)}
+    pairs = tuple(pair for ranking in record.rankings for pair in rank_pairs(ranking, position))
     return Group(record.prompt.id, *encode(record), pairs)
 
 
@@ -122,7 +122,7 @@ def _encoder(settings: ScoreSettings) -> tuple[Encode, str]:
 
     def tokens(record: RankedPrompt) -> Encoded:
         ids = encode_prompt(reader.tokenizer, record.prompt)
-        read = (reader.encode(one, fingerprint, ids) for one in record.responses)
+        read = (reader.encode(response, fingerprint, ids) for response in record.responses)
         return tuple(ids), tuple(map(tuple, read))
 
     return tokens, "tokens"
@@ -130,5 +130,5 @@ def _encoder(settings: ScoreSettings) -> tuple[Encode, str]:
 
 def _words(record: RankedPrompt) -> Encoded:
     """A number for each word; only how many there are matters."""
-    responses = tuple(tuple(range(len(one.text.split()))) for one in record.responses)
+    responses = tuple(tuple(range(len(response.text.split()))) for response in record.responses)
     return tuple(range(len(record.prompt.text.split()))), responses

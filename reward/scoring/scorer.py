@@ -127,7 +127,10 @@ class Scorer:
             packed = packed_passes(sequences, prompts, tokens_per_batch)
             if packed is not None:
                 for groups in packed:
-                    yield [row for one in groups for row in one.rows], pack_pass(groups, sequences)
+                    yield (
+                        [row for group in groups for row in group.rows],
+                        pack_pass(groups, sequences),
+                    )
                 return
         lengths = batch.mask.sum(dim=1)
         padded = padded_passes(lengths.tolist(), tokens_per_batch)
@@ -147,13 +150,13 @@ class Scorer:
             return torch.stack([module(inputs) + bias for module, bias in self._members])
 
 
-def combine_members(rewards: Float[Tensor, "M N"], how: Combine) -> Float[Tensor, " N"]:
+def combine_members(rewards: Float[Tensor, "M N"], combine: Combine) -> Float[Tensor, " N"]:
     """Combine the members' rewards into one: their mean, or the lowest of them.
 
     With the lowest, a policy gains only if every member agrees, so the mistakes of one member are
     harder to exploit (arXiv 2310.02743).
     """
-    return rewards.mean(dim=0) if how == "mean" else rewards.amin(dim=0)
+    return rewards.mean(dim=0) if combine == "mean" else rewards.amin(dim=0)
 
 
 def load_scorer(
@@ -183,7 +186,7 @@ def load_scorer(
     sharding = sharding or Sharding()
     kwargs = reward_kwargs(name, given or {})
     folders = member_folders(name)
-    loaded = [load_module(one, accelerator, sharding, base, given=kwargs) for one in folders]
+    loaded = [load_module(folder, accelerator, sharding, base, given=kwargs) for folder in folders]
     description = loaded[0][2]
     members = [(module, bias) for module, bias, _ in loaded]
     # a shared base keeps the policy's attention
@@ -206,7 +209,7 @@ def member_folders(name: str) -> list[str]:
 
 def members_in(folder: str) -> list[str]:
     """The folder of a model, and those of the other members if it is an ensemble."""
-    others = sorted(Path(folder).glob(MEMBERS), key=lambda one: int(one.name.rpartition("-")[2]))
+    others = sorted(Path(folder).glob(MEMBERS), key=lambda path: int(path.name.rpartition("-")[2]))
     return [folder, *map(str, others)]
 
 

@@ -69,7 +69,9 @@ def load_text_reward(
         score = _by_endpoint(name)
     else:
         folders = member_folders(name)
-        members = [load_features(one, accelerator, tokens_per_batch, given) for one in folders]
+        members = [
+            load_features(folder, accelerator, tokens_per_batch, given) for folder in folders
+        ]
         score = _by_model(members, combine)
 
     def checked(answers: Sequence[PromptResponses]) -> list[list[float]]:
@@ -171,10 +173,10 @@ def _read_rewards(content: bytes) -> list[float]:
 
 def _by_model(members: Sequence[Features], combine: Combine) -> TextReward:
     def score(answers: Sequence[PromptResponses]) -> list[list[float]]:
-        found = zip(*(read(answers) for read in members), strict=True)
+        by_prompt = zip(*(read(answers) for read in members), strict=True)
         return [
-            combine_members(torch.stack([rewards for _, rewards in one]), combine).tolist()
-            for one in found
+            combine_members(torch.stack([rewards for _, rewards in readings]), combine).tolist()
+            for readings in by_prompt
         ]
 
     return score
@@ -207,7 +209,7 @@ def load_features(
 
     def group(name: str, prompt: Prompt, responses: Sequence[Response]) -> Group:
         ids = encode_prompt(tokenizer, prompt)
-        read = (reader.encode(one, fingerprint, ids) for one in responses)
+        read = (reader.encode(response, fingerprint, ids) for response in responses)
         return Group(name, tuple(ids), tuple(map(tuple, read)))
 
     def read(answers: Sequence[PromptResponses]) -> list[tuple[Tensor, Tensor]]:
@@ -217,7 +219,7 @@ def load_features(
             if responses
         ]
         _refuse_too_long(groups, longest, name)
-        found: dict[str, tuple[Tensor, Tensor]] = {}
+        outputs: dict[str, tuple[Tensor, Tensor]] = {}
         parts = (split_packed if shared else split_padded)(groups, tokens_per_batch)
         with progress("scoring", len(parts)) as bar, torch.no_grad(), accelerator.autocast():
             for part in parts:
@@ -228,10 +230,10 @@ def load_features(
                 parted = zip(
                     features.float().cpu().split(sizes), rewards.cpu().split(sizes), strict=True
                 )
-                found.update(zip((group.prompt_id for group in part), parted, strict=True))
+                outputs.update(zip((group.prompt_id for group in part), parted, strict=True))
                 bar.advance()
         nothing = (torch.zeros(0, 0), torch.zeros(0))
-        return [found.get(str(number), nothing) for number in range(len(answers))]
+        return [outputs.get(str(number), nothing) for number in range(len(answers))]
 
     return read
 

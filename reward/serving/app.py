@@ -57,8 +57,8 @@ def build_app(batches: SharedBatches, description: dict[str, str]) -> Starlette:
 
     async def health(request: Request) -> Response:
         uptime = round(time.monotonic() - began, 3)
-        found = {"path": description["path"], "hash": description["hash"]}
-        return JSONResponse({"status": "ready", "reward": found, "uptime_seconds": uptime})
+        reward = {"path": description["path"], "hash": description["hash"]}
+        return JSONResponse({"status": "ready", "reward": reward, "uptime_seconds": uptime})
 
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(write_metrics(batches.counts), media_type="text/plain")
@@ -75,10 +75,10 @@ def build_app(batches: SharedBatches, description: dict[str, str]) -> Starlette:
 def write_metrics(counts: RequestCounts) -> str:
     """The counts in Prometheus' text format."""
     lines = []
-    for field, name, kind, words in METRICS:
+    for field, name, kind, help_text in METRICS:
         name = f"rlhf_reward_{name}"
         value = getattr(counts, field)
-        lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}", f"{name} {value}"]
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", f"{name} {value}"]
     return "\n".join(lines) + "\n"
 
 

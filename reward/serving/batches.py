@@ -20,7 +20,7 @@ class QueueFullError(Exception):
 
 @dataclass
 class RequestCounts:
-    """What the server has done since it started."""
+    """Counts of a server since it started."""
 
     requests: int = 0
     items: int = 0
@@ -64,12 +64,12 @@ class SharedBatches:
             )
         if self.counts.waiting_items + len(answers) > self.max_waiting:
             raise QueueFullError
-        found: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting.append((answers, found))
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.append((answers, future))
         self.counts.waiting_items += len(answers)
         if self._working is None:
             self._working = asyncio.create_task(self._work())
-        outcome = await found
+        outcome = await future
         if isinstance(outcome, InputError):
             raise outcome
         return outcome
@@ -84,13 +84,13 @@ class SharedBatches:
             try:
                 outcomes = await loop.run_in_executor(self._thread, self._score_all, requests)
             except Exception as error:  # of any kind: these callers get it, later ones are served
-                for _, found in taken:
-                    if not found.done():
-                        found.set_exception(error)
+                for _, future in taken:
+                    if not future.done():
+                        future.set_exception(error)
             else:
-                for (_, found), outcome in zip(taken, outcomes, strict=True):
-                    if not found.done():  # its caller may have left
-                        found.set_result(outcome)
+                for (_, future), outcome in zip(taken, outcomes, strict=True):
+                    if not future.done():  # its caller may have left
+                        future.set_result(outcome)
             self.counts.batches += 1
             self.counts.scoring_seconds += time.monotonic() - began
             self.counts.waiting_items -= sum(map(len, requests))
@@ -99,7 +99,7 @@ class SharedBatches:
     def _score_all(self, requests: Sequence[Sequence[PromptResponses]]) -> list[Outcome]:
         """Score several requests at once; if one cannot be scored, each by itself."""
         try:
-            rewards = self._score([one for answers in requests for one in answers])
+            rewards = self._score([answer for answers in requests for answer in answers])
         except InputError as error:
             if len(requests) == 1:
                 return [error]

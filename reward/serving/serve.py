@@ -101,11 +101,11 @@ def _load(served: ServedReward, description: dict[str, str], counts: RequestCoun
     reader = load_reader(description)
 
     def score(answers: Sequence[PromptResponses]) -> list[float]:
-        found = [row[0] for row in rewards(answers)]
+        scores = [row[0] for row in rewards(answers)]
         for prompt, (response,) in answers:
             ids = encode_prompt(reader.tokenizer, prompt)
             counts.tokens += len(ids) + len(reader.encode(response, "", ids))
-        return found
+        return scores
 
     return score
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from reward.data.batches import lay_out, plan_step
 from reward.data.groups import Group
 from reward.training.step import gather_by_prompt
-from rlhf.modeling.attention.layout import TrunkInputs, places_of_responses
+from rlhf.modeling.attention.layout import TrunkInputs, response_positions
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.models import load_causal_lm
 from rlhf.run.metrics import progress
@@ -50,45 +50,45 @@ def base_log_probs(
     tokens = min(tokens, LOGITS_AT_ONCE)
     plans = plan_step(groups, accelerator.num_processes, tokens, shared=shared)
     passes = [part for part in plans[accelerator.process_index] if part]
-    found: list[tuple[str, list[float]]] = []
+    log_probs: list[tuple[str, list[float]]] = []
     with progress("measuring log-probs of the base model", len(passes)) as bar, torch.no_grad():
         for part in passes:
             inputs = lay_out(part, pad_id, shared=shared).to(accelerator.device)
             responses = [response for group in part for response in group.responses]
-            places = [torch.tensor(one, dtype=torch.long) for one in _before(part, inputs)]
-            answered = zip(responses, _logits(model, inputs, places), strict=True)
-            values = iter([_mean(*one) for one in answered])
-            found += [
+            positions = [torch.tensor(own, dtype=torch.long) for own in _before(part, inputs)]
+            answered = zip(responses, _logits(model, inputs, positions), strict=True)
+            values = iter([_mean(response, logits) for response, logits in answered])
+            log_probs += [
                 (group.prompt_id, list(islice(values, len(group.responses)))) for group in part
             ]
             bar.advance()
-    return gather_by_prompt(accelerator, found, groups)
+    return gather_by_prompt(accelerator, log_probs, groups)
 
 
 def _before(groups: Sequence[Group], inputs: TrunkInputs) -> Iterator[list[int]]:
-    """For every response, the place of the token before each of its tokens."""
+    """For every response, the position of the token before each of its tokens."""
     responses = [response for group in groups for response in group.responses]
     if inputs.layout:
-        places: Iterator[Sequence[int]] = places_of_responses(inputs.layout)
+        positions: Iterator[Sequence[int]] = response_positions(inputs.layout)
     else:
-        places = (range(end + 1) for end in inputs.reads.tolist())
-    for response, own in zip(responses, places, strict=True):
+        positions = (range(end + 1) for end in inputs.reads.tolist())
+    for response, own in zip(responses, positions, strict=True):
         yield list(own[-len(response) - 1 : -1]) if response else []
 
 
 def _logits(
-    model: PreTrainedModel, inputs: TrunkInputs, places: Sequence[Int[Tensor, " R"]]
+    model: PreTrainedModel, inputs: TrunkInputs, positions: Sequence[Int[Tensor, " R"]]
 ) -> Iterator[Float[Tensor, "R V"]]:
-    """For every response the logits at its places, counted over the rows laid end to end.
+    """For every response the logits at its positions, counted over the rows laid end to end.
 
     The whole model computes them, because many scale or cap the product of the output matrix.
     """
     width = inputs.ids.shape[1]
-    columns = torch.cat(list(places)).remainder(width).unique()
+    columns = torch.cat(list(positions)).remainder(width).unique()
     network: Any = model
     logits = network(**inputs.model_inputs, logits_to_keep=columns.to(inputs.ids.device)).logits
-    for one in places:
-        yield logits[one // width, torch.searchsorted(columns, one % width)]
+    for own in positions:
+        yield logits[own // width, torch.searchsorted(columns, own % width)]
 
 
 def _mean(response: Sequence[int], logits: Float[Tensor, "R V"]) -> float:

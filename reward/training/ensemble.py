@@ -70,7 +70,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
             pad_id = int(tokenizer.pad_token_id)
             measured = _measure(folders, accelerator, sharding, data, pad_id, threshold)
             rate = measure_rate(accelerator, run.speed_file)  # as the members measured it
-        steps = [row for one in folders for row in read_metrics(RunDir(one).metrics_file)]
+        steps = [row for folder in folders for row in read_metrics(RunDir(folder).metrics_file)]
         report = {
             **measured,
             "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
@@ -118,20 +118,23 @@ def _measure(
     Only one member at a time is in memory, as in training. With thresholds of thumbs, also the
     accuracy of the mean of the members on thumbs.
     """
-    sequences = [group.prompt + one for group in data.held_out for one in group.responses]
+    sequences = [group.prompt + response for group in data.held_out for response in group.responses]
     prompts = [group.prompt_id for group in data.held_out for _ in group.responses]
     batch = pad_right(sequences, pad_id)
     each = torch.cat(
         [
-            load_scorer(str(one), accelerator, sharding=sharding).each(batch, prompts=prompts)
-            for one in folders
+            load_scorer(str(folder), accelerator, sharding=sharding).each(batch, prompts=prompts)
+            for folder in folders
         ]
     )
-    rows = {how: rows_of(data.held_out, combine_members(each, how)) for how in get_args(Combine)}
-    found = {how: pair_accuracy(data.held_out, rows[how]) for how in rows}
+    rows = {
+        combine: rows_of(data.held_out, combine_members(each, combine))
+        for combine in get_args(Combine)
+    }
+    accuracies = {combine: pair_accuracy(data.held_out, rows[combine]) for combine in rows}
     thumbs = threshold and pointwise_accuracy(data.held_out, rows["mean"], threshold)
     return ({"accuracy_on_thumbs": thumbs} if threshold else {}) | {
-        "accuracy": plain_accuracy(found["mean"]),
-        "accuracy_of_the_worst_case": plain_accuracy(found["worst"]),
+        "accuracy": plain_accuracy(accuracies["mean"]),
+        "accuracy_of_the_worst_case": plain_accuracy(accuracies["worst"]),
         "disagreement": float(each.std(dim=0).mean()),
     }

@@ -66,9 +66,13 @@ def fit_weight(
     weight = torch.zeros(inputs.shape[1], dtype=torch.float64, requires_grad=True)
     sources = thresholds or Thresholds()
     offsets = torch.zeros(len(sources.sources), dtype=torch.float64, requires_grad=True)
-    found = [weight, offsets] if len(offsets) else [weight]
-    optimizer = torch.optim.LBFGS(found, max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe")
-    fitted = torch.tensor([sources.is_fitted(one) for one in sources.sources], dtype=torch.bool)
+    parameters = [weight, offsets] if len(offsets) else [weight]
+    optimizer = torch.optim.LBFGS(
+        parameters, max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe"
+    )
+    fitted = torch.tensor(
+        [sources.is_fitted(source) for source in sources.sources], dtype=torch.bool
+    )
     numbers = sources.numbers(groups)
 
     def loss() -> float:
@@ -87,7 +91,7 @@ def fit_weight(
 def _features(state: TrainState, groups: Sequence[Group]) -> Float[Tensor, "N d"]:
     """The head's input for every response of every group, in order."""
     module: RewardModule = unwrap(state.module)
-    found: list[tuple[str, Tensor]] = []
+    features: list[tuple[str, Tensor]] = []
     state.module.eval()
     passes = my_passes(state, groups)
     with (
@@ -99,6 +103,6 @@ def _features(state: TrainState, groups: Sequence[Group]) -> Float[Tensor, "N d"
             forward(state, part)
             sizes = [len(group.responses) for group in part]
             parts = read.pop().float().cpu().split(sizes)
-            found += zip([group.prompt_id for group in part], parts, strict=True)
+            features += zip([group.prompt_id for group in part], parts, strict=True)
             bar.advance()
-    return torch.cat(gather_by_prompt(state.accelerator, found, groups))
+    return torch.cat(gather_by_prompt(state.accelerator, features, groups))

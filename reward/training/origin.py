@@ -26,11 +26,11 @@ def resolve_model(settings: RewardSettings) -> RewardSettings:
     is_run = RunDir(Path(name)).read_stage().get("stage") == "reward"
     folder, *others = member_folders(name) if is_run else members_in(policy_folder(name, "--model"))
     if others:
-        one = Path(name) / ("member-0" if is_run else "member-1")
+        member = Path(name) / ("member-0" if is_run else "member-1")
         raise InputError(
             f"{name} is an ensemble of {1 + len(others)} reward models, and a training starts "
             "from one",
-            f"Give one of them, such as {one}.",
+            f"Give one of them, such as {member}.",
         )
     require_trainable(folder)
     is_trained = is_reward_model(folder)

@@ -86,13 +86,13 @@ def save_result(
         save_model(plain, tokenizer, run.model, folded)
         require_same_weights(run.model, folded)
     if hasattr(classifier, "peft_config"):
-        kept = {
+        gathered = {
             name: gather_on_main(accelerator, value) if value.requires_grad else value
             for name, value in weights.items()
         }
         if accelerator.is_main_process:
             origin = run.read_stage()["inputs"]["model"]
-            save_adapters(run.model, classifier, fold_into_head(kept, head, scale.gain), origin)
+            save_adapters(run.model, classifier, fold_into_head(gathered, head, scale.gain), origin)
 
 
 def scaled_weights(
@@ -170,8 +170,8 @@ def describe_run(
 
 
 def forecast_amount(settings: RewardSettings, data: Data, steps: int) -> dict[str, Any]:
-    """What the training has read, for forecasts of others: `rlhf.planning.forecast.Amount`."""
-    groups = [data.train[place] for place in range(0, len(data.train), stride(len(data.train)))]
+    """The `rlhf.planning.forecast.Amount` that the training has read, for forecasts of others."""
+    groups = [data.train[index] for index in range(0, len(data.train), stride(len(data.train)))]
     responses = [response for group in groups for response in group.responses]
     return {
         "prompts": len(data.train),
@@ -216,7 +216,7 @@ def _find_worst(run: RunDir, verdicts: list[Verdict]) -> dict[str, str]:
     """The texts of the prompts of the worst disagreements, by id."""
     ids = {verdict.group.prompt_id for verdict in worst(verdicts)}
     try:
-        found = find_prompts(Path(run.inputs["rankings"]["path"]), ids)
+        prompts = find_prompts(Path(run.inputs["rankings"]["path"]), ids)
     except InputError:  # the export was moved while the model trained
         return {}
-    return {name: prompt.text for name, prompt in found.items()}
+    return {name: prompt.text for name, prompt in prompts.items()}

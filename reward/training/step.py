@@ -74,7 +74,7 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
     passes = my_passes(state, groups)
     weight = total_weight(groups, objective.loss)
     level = update_thresholds(state, groups)
-    found: list[tuple[Tensor, Tensor, list[float]]] = []  # read later: a GPU is not waited for
+    outputs: list[tuple[Tensor, Tensor, list[float]]] = []  # read later: a GPU is not waited for
     module.train()
     for number, part in enumerate(passes):
         last = number == len(passes) - 1
@@ -87,10 +87,10 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
             loss = sum_of_losses(objective, judgments, rewards, sent)
             # Gradients are averaged over processes: divide by the whole batch's weight / processes.
             backward(accelerator, module, loss * (state.dp_size / weight))
-        found.append((loss.detach(), rewards.detach(), thresholds.tolist()))
+        outputs.append((loss.detach(), rewards.detach(), thresholds.tolist()))
     beat("stepping")
     local = dict.fromkeys(("loss", *CorrectCounts._fields), 0.0)
-    for part, (loss, rewards, values) in zip(passes, found, strict=True):
+    for part, (loss, rewards, values) in zip(passes, outputs, strict=True):
         local["loss"] += loss.item()
         for name, count in count_judgments(part, rows_of(part, rewards), values)._asdict().items():
             local[name] += count
@@ -136,22 +136,22 @@ def _score(
         for part in passes:
             rewards.append(forward(state, part))
             after_pass()
-    found = [
+    rows = [
         (group.prompt_id, row)
         for part, values in zip(passes, rewards, strict=True)
         for group, row in zip(part, rows_of(part, values), strict=True)
     ]
-    return gather_by_prompt(state.accelerator, found, groups)
+    return gather_by_prompt(state.accelerator, rows, groups)
 
 
 def gather_by_prompt(
-    accelerator: Accelerator, found: list[tuple[str, Value]], groups: Sequence[Group]
+    accelerator: Accelerator, results: list[tuple[str, Value]], groups: Sequence[Group]
 ) -> list[Value]:
     """The results of all processes, by prompt id, put in the order of `groups`."""
     if accelerator.num_processes > 1:
         with waiting("ranks"):
-            found = gather_object(found)
-    by_prompt = dict(found)
+            results = gather_object(results)
+    by_prompt = dict(results)
     return [by_prompt[group.prompt_id] for group in groups]
 
 

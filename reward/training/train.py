@@ -179,7 +179,7 @@ def part_folder(out: Path, part: int) -> Path:
 def _measure_parts(run: RunDir, report: dict[str, Any]) -> dict[str, Any]:
     """The learning curve of the finished parts of a run and of the whole."""
     parts = [RunDir(part_folder(run.path, part)).read_report() for part in PARTS]
-    return measure_curve([Point.of(one) for one in (*parts, report)])
+    return measure_curve([Point.of(measured) for measured in (*parts, report)])
 
 
 def _read_done(run: RunDir) -> dict[str, Any]:
@@ -222,8 +222,8 @@ def _build_state(
     module = RewardModule(classifier, token_types=has_token_types(tokenizer))
     obstacle = share_prompts(classifier) if settings.batch.share_prompt else None
     if obstacle:
-        words = f"Every response repeats its prompt, which takes longer: {obstacle}."
-        accelerator.print(words, file=sys.stderr)
+        message = f"Every response repeats its prompt, which takes longer: {obstacle}."
+        accelerator.print(message, file=sys.stderr)
     trained = [value for value in module.parameters() if value.requires_grad]
     optimizer = AdamW(trained, lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0, fused=True)
     count_flops(classifier)

@@ -47,8 +47,8 @@ def settings_from_values(values: dict[str, Any], settings: type[S], source: str)
     app = App(config=Dict(as_one_token(values, sections_of(settings)), source=source))
     app.default(command)
     _, bound, _ = app.parse_args([], exit_on_error=False, print_error=False)
-    found: S = bound.arguments["settings"]
-    return found
+    parsed: S = bound.arguments["settings"]
+    return parsed
 
 
 def refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: str = "") -> None:

@@ -14,7 +14,9 @@ from rlhf.parallel.settings import ClusterSettings
 FLAGS_OF_ALL = ("--config", "--dry-run", "--json", "--help")
 PARALLEL = "parallel"  # the group that is shown among ON_CLUSTERS
 ON_CLUSTERS = {
-    "--" + one.name.replace("_", "-") for one in fields(ClusterSettings) if one.name != PARALLEL
+    "--" + field.name.replace("_", "-")
+    for field in fields(ClusterSettings)
+    if field.name != PARALLEL
 }
 FIRST = "Settings"
 NO_DEFAULTS = ("False", "()", "{}", '""')
@@ -27,15 +29,15 @@ Formatter = Callable[[Console, ConsoleOptions, HelpPanel], None]
 def help_page(settings: type[Any]) -> Formatter:
     """Shows the help panels of a command, its settings by group."""
     purposes = dict(_groups(settings))
-    has_processes = any(one.name == "processes" for one in fields(settings))
+    has_processes = any(field.name == "processes" for field in fields(settings))
     on_clusters = ON_CLUSTERS if has_processes else set()
 
     def show(console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         if panel.format != "parameter":
             DefaultFormatter()(console, options, panel)
             return
-        for one in _by_group(panel, purposes, on_clusters):
-            DefaultFormatter(column_specs=_columns)(console, options, one)
+        for group_panel in _by_group(panel, purposes, on_clusters):
+            DefaultFormatter(column_specs=_columns)(console, options, group_panel)
 
     return show
 
@@ -51,7 +53,9 @@ def _columns(
         return column.copy(renderer=NameRenderer(max_width=width), max_width=width)
 
     usual = get_default_parameter_columns(console, options, entries)
-    return tuple(wide(one) if isinstance(one.renderer, NameRenderer) else one for one in usual)
+    return tuple(
+        wide(column) if isinstance(column.renderer, NameRenderer) else column for column in usual
+    )
 
 
 def _groups(settings: type[Any]) -> Iterator[tuple[str, str]]:
@@ -67,10 +71,10 @@ def _by_group(
     panel: HelpPanel, purposes: dict[str, str], on_clusters: Container[str]
 ) -> Iterator[HelpPanel]:
     """A panel of settings as several, each with those of one group."""
-    found: dict[str, list[HelpEntry]] = {name: [] for name in (FIRST, *purposes, CLUSTER, LAST)}
+    by_group: dict[str, list[HelpEntry]] = {name: [] for name in (FIRST, *purposes, CLUSTER, LAST)}
     for entry in panel.entries:
-        found[_group_of(entry, purposes, on_clusters)].append(_shown(entry))
-    for name, entries in found.items():
+        by_group[_group_of(entry, purposes, on_clusters)].append(_shown(entry))
+    for name, entries in by_group.items():
         if entries:
             # Python's sort keeps the order of the dataclass within both halves.
             first = sorted(entries, key=lambda entry: not entry.required)
@@ -79,7 +83,7 @@ def _by_group(
 
 def _group_of(entry: HelpEntry, groups: Iterable[str], on_clusters: Container[str]) -> str:
     prefix, dot, _ = entry.names[0].removeprefix("--").partition(".")
-    if (prefix == PARALLEL and dot) or any(one in on_clusters for one in entry.names):
+    if (prefix == PARALLEL and dot) or any(name in on_clusters for name in entry.names):
         return CLUSTER
     if not {*FLAGS_OF_ALL, "--version"}.isdisjoint(entry.names):
         return LAST

@@ -48,22 +48,22 @@ KINDS = {int: "a whole number", float: "a number"}
 
 
 def explain(
-    error: CycloptsError, words: Sequence[str], commands: Sequence[str], settings: Any
+    error: CycloptsError, tokens: Sequence[str], commands: Sequence[str], settings: Any
 ) -> ConfigError:
     """What is wrong with a command line, and what to type instead.
 
-    `words` is what was typed after `rlhf`; `settings` is None if no command was recognized.
+    `tokens` is what was typed after `rlhf`; `settings` is None if no command was recognized.
     """
     if isinstance(error, UnknownCommandError):
-        close = did_you_mean(words[0], commands)
-        return ConfigError(f"Unknown command {words[0]}", f"{close}See: rlhf --help")
-    see = f"See: rlhf {words[0]} --help" if settings else "See: rlhf --help"
+        close = did_you_mean(tokens[0], commands)
+        return ConfigError(f"Unknown command {tokens[0]}", f"{close}See: rlhf --help")
+    see = f"See: rlhf {tokens[0]} --help" if settings else "See: rlhf --help"
     if settings and isinstance(error, UnknownOptionError):
         return _unknown_flag(error.token.keyword or error.token.value, settings, see)
     if settings and isinstance(error, MissingArgumentError) and error.argument:
-        return _missing(error, words, settings, see)
+        return _missing(error, tokens, settings, see)
     if isinstance(error, UnusedCliTokensError):
-        return _unused((error.unused_tokens or [""])[0], words, see)
+        return _unused((error.unused_tokens or [""])[0], tokens, see)
     if isinstance(error, CoercionError) and error.token:
         return _wrong_value(error, error.token, see)
     return ConfigError(str(error).strip(), see)
@@ -81,19 +81,19 @@ def _wrong_value(error: CoercionError, token: Token, see: str) -> ConfigError:
     )
 
 
-def unknown_flag(app: App, words: Sequence[str], settings: Any) -> ConfigError | None:
+def unknown_flag(app: App, tokens: Sequence[str], settings: Any) -> ConfigError | None:
     """The error of the first flag that a command does not have, if there is one.
 
     Settings check themselves while the command line is parsed, before unknown flags are found.
     """
-    known = app[words[0]].assemble_argument_collection()
-    for word in takewhile(lambda one: one != "--", words[1:]):
-        if not word.startswith("--"):
+    known = app[tokens[0]].assemble_argument_collection()
+    for token in takewhile(lambda token: token != "--", tokens[1:]):
+        if not token.startswith("--"):
             continue
         try:
-            known.match(word.partition("=")[0])
+            known.match(token.partition("=")[0])
         except ValueError:
-            return _unknown_flag(word, settings, f"See: rlhf {words[0]} --help")
+            return _unknown_flag(token, settings, f"See: rlhf {tokens[0]} --help")
     return None
 
 
@@ -109,7 +109,7 @@ def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
             f"It is that of the reference outputs: rlhf reference {flag_of(f'sampling.{last}')}"
         )
         return ConfigError(f"Unknown option {flag}", f"{remedy}. {see}")
-    known = {flag_of(name): flag_of(name) for name in names} | {one: one for one in FLAGS_OF_ALL}
+    known = {flag_of(name): flag_of(name) for name in names} | {name: name for name in FLAGS_OF_ALL}
     known |= {flag_of(old): flag_of(new) for old, new in old_names(settings).items()}
     like = closest(flag, known)
     close = f"Did you mean {known[like]}? " if like else ""
@@ -119,13 +119,13 @@ def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
 def called_elsewhere(flag: str, names: Sequence[str]) -> str:
     """The flag of what other trainers call `flag`, within the group that it names; or empty."""
     group, dot, word = flag.removeprefix("--").replace("_", "-").rpartition(".")
-    found = [name for name in NAMES_IN_OTHER_TRAINERS.get(word, ()) if name in names]
+    matches = [name for name in NAMES_IN_OTHER_TRAINERS.get(word, ()) if name in names]
     if dot and any(name.startswith(f"{group}.") for name in names):
-        found = [name for name in found if name.startswith(f"{group}.")]
-    return flag_of(found[0]) if found else ""
+        matches = [name for name in matches if name.startswith(f"{group}.")]
+    return flag_of(matches[0]) if matches else ""
 
 
-def refuse_groups(words: Sequence[str], settings: Any) -> None:
+def refuse_groups(tokens: Sequence[str], settings: Any) -> None:
     """Refuse the name of a group of settings as a flag: it would be taken for its first setting.
 
     Raises:
@@ -133,7 +133,9 @@ def refuse_groups(words: Sequence[str], settings: Any) -> None:
     """
     names = list(setting_names(settings))
     groups = {name.partition(".")[0] for name in names if "." in name}
-    for flag in (word.partition("=")[0] for word in takewhile(lambda one: one != "--", words)):
+    for flag in (
+        token.partition("=")[0] for token in takewhile(lambda token: token != "--", tokens)
+    ):
         group = flag.removeprefix("--").replace("-", "_")
         if flag.startswith("--") and group in groups and group not in names:
             inside = [flag_of(name) for name in names if name.startswith(f"{group}.")]
@@ -145,7 +147,7 @@ def refuse_groups(words: Sequence[str], settings: Any) -> None:
 
 
 def _missing(
-    error: MissingArgumentError, words: Sequence[str], settings: Any, see: str
+    error: MissingArgumentError, tokens: Sequence[str], settings: Any, see: str
 ) -> ConfigError:
     """A flag without its value, or all required settings that were not given.
 
@@ -157,15 +159,18 @@ def _missing(
         flag = error.keyword or error.argument.tokens[-1].keyword
         return ConfigError(f"{flag} needs a value", f"For example: {flag} {_value(flag)}. {see}")
     strays = error.unused_tokens or []
-    unknown = [word for word in strays if word.startswith("-")]
+    unknown = [token for token in strays if token.startswith("-")]
     if unknown:
         return _unknown_flag(unknown[0], settings, see)
     name = error.argument.name
-    kept = [word for word in words if word not in strays]
+    known_tokens = [token for token in tokens if token not in strays]
     given = shlex.join(strays[:1]) or _value(name)
     flag = "" if error.argument.index is not None else f"{name} "
-    others = [other for other in _not_given(words, settings) if other != name]
-    typed = [f"rlhf {shlex.join(kept)} {flag}{given}", *(f"{o} {_value(o)}" for o in others)]
+    others = [other for other in _not_given(tokens, settings) if other != name]
+    typed = [
+        f"rlhf {shlex.join(known_tokens)} {flag}{given}",
+        *(f"{o} {_value(o)}" for o in others),
+    ]
     first = flag.strip() or _value(name)
     problem = (
         f"{', '.join([first, *others[:-1]])} and {others[-1]} are" if others else f"{first} is"
@@ -173,9 +178,9 @@ def _missing(
     return ConfigError(f"{problem} missing", f"Type: {' '.join(typed)}\n  {see}")
 
 
-def _unused(stray: str, words: Sequence[str], see: str) -> ConfigError:
+def _unused(stray: str, tokens: Sequence[str], see: str) -> ConfigError:
     """A word that belongs to no flag; it may be a second file of --config."""
-    before = list(words[: words.index(stray)]) if stray in words else []
+    before = list(tokens[: tokens.index(stray)]) if stray in tokens else []
     if before[-2:-1] == ["--config"]:
         return ConfigError(
             f"--config takes one file, and {stray} follows it",
@@ -184,12 +189,12 @@ def _unused(stray: str, words: Sequence[str], see: str) -> ConfigError:
     return ConfigError(f"{stray} belongs to no flag", f"Name the flag that it is a value of. {see}")
 
 
-def _not_given(words: Sequence[str], settings: Any) -> list[str]:
-    """Flags of required settings that are neither among the words nor in their --config files."""
-    parts = [part for word in words for part in word.split("=", 1)]
+def _not_given(tokens: Sequence[str], settings: Any) -> list[str]:
+    """Flags of required settings that are neither among the tokens nor in their --config files."""
+    parts = [part for token in tokens for part in token.split("=", 1)]
     files = [Path(file) for flag, file in pairwise(parts) if flag == "--config"]
     in_files = {str(name).replace("-", "_") for name in load_settings(files, settings)}
-    required = [one.name for one in fields(settings) if is_required(one) and one.kw_only]
+    required = [field.name for field in fields(settings) if is_required(field) and field.kw_only]
     flags = [f"--{name.replace('_', '-')}" for name in required if name not in in_files]
     return [flag for flag in flags if flag not in parts]
 

@@ -110,8 +110,8 @@ def engine_commands(settings: Settings) -> list[str]:
             folder = policy_folder(name, f"--{variant}")
             is_there = Path(folder).is_dir()  # a model of the hub is not looked up
             kwargs = used_kwargs(folder, kwargs_for(folder, given)) if is_there else given
-            words = engine_command(settings.engine, folder, 0, kwargs, settings.engine_flags)
-            lines.append(shlex.join(words).replace("--port 0", "--port PORT"))
+            command = engine_command(settings.engine, folder, 0, kwargs, settings.engine_flags)
+            lines.append(shlex.join(command).replace("--port 0", "--port PORT"))
     return lines
 
 
@@ -185,7 +185,7 @@ def _followers(
     servers: _Servers,
     start_comparison: Callable[[Mapping[Variant, ServedPolicy]], int | None],
 ) -> list[PromotionFollower]:
-    """What changes the policies of loops with their promotions."""
+    """Followers that change the policies of loops with their promotions."""
     names: dict[Variant, str | None] = {"policy": settings.policy, "against": settings.against}
     return [
         PromotionFollower(
@@ -219,7 +219,7 @@ def _only_model(url: str, headers: Mapping[str, str]) -> str:
     request = urllib.request.Request(f"{url}/models", headers=dict(headers))
     try:
         with open_url(request, timeout_seconds=10) as answer:
-            names = [str(one["id"]) for one in json.loads(read_answer(answer))["data"]]
+            names = [str(model["id"]) for model in json.loads(read_answer(answer))["data"]]
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{url}/models does not list its models ({error})",

@@ -18,8 +18,8 @@ def listed(parts: list[str]) -> str:
 
 def command_line(name: str, **flags: str | Path) -> str:
     """A command to type, with values quoted for the shell."""
-    words = [f"--{flag.replace('_', '-')} {shlex.quote(str(v))}" for flag, v in flags.items()]
-    return " ".join(["rlhf", name, *words])
+    options = [f"--{flag.replace('_', '-')} {shlex.quote(str(v))}" for flag, v in flags.items()]
+    return " ".join(["rlhf", name, *options])
 
 
 def next_command(name: str, **flags: str | Path) -> str:
@@ -35,11 +35,11 @@ def judge_name(judge: Mapping[str, str]) -> str:
 def described_kl(kl: Mapping[str, Any]) -> str:
     """A KL divergence with its standard error, and whether it can be told from 0."""
     error = kl["standard_error"]
-    words = f"{kl['nats']:z.2f} nats per response"
+    divergence = f"{kl['nats']:z.2f} nats per response"
     if error is None:
-        return f"{words}, of {kl['sequences']} responses"
+        return f"{divergence}, of {kl['sequences']} responses"
     unclear = ", which cannot be told from 0" if abs(kl["nats"]) < 2 * error else ""
-    return f"{words} ± {error:.2f} (standard error, {kl['sequences']} responses){unclear}"
+    return f"{divergence} ± {error:.2f} (standard error, {kl['sequences']} responses){unclear}"
 
 
 def columns(rows: Mapping[str, object]) -> str:

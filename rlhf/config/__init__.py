@@ -133,8 +133,8 @@ def _require_small(root: yaml.Node | None) -> None:
         _require_bounds(depth, count)
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         for part in parts:
-            both = part if isinstance(part, tuple) else (part,)
-            left += [(one, depth + 1) for one in both]
+            children = part if isinstance(part, tuple) else (part,)
+            left += [(child, depth + 1) for child in children]
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -235,11 +235,11 @@ def _recorded(values: dict[str, Any], name: str, default: Any) -> Any:
 def default_values(settings: type[Any]) -> dict[str, Any]:
     """The plain values of those settings of a class that have a default, by path."""
     usual = SimpleNamespace()
-    for one in fields(settings):
-        if one.default is not MISSING:
-            setattr(usual, one.name, one.default)
-        elif one.default_factory is not MISSING:
-            setattr(usual, one.name, one.default_factory())
+    for field in fields(settings):
+        if field.default is not MISSING:
+            setattr(usual, field.name, field.default)
+        elif field.default_factory is not MISSING:
+            setattr(usual, field.name, field.default_factory())
     return {
         name: to_plain(read_setting(usual, name))
         for name in setting_names(settings)

@@ -27,8 +27,8 @@ S = TypeVar("S")
 def setting_names(settings: Any, prefix: str = "") -> Iterator[str]:
     """The path of every setting of a settings class, those in groups with a dot."""
     types = get_type_hints(settings)
-    for one in fields(settings):
-        name, kind = f"{prefix}{one.name}", types[one.name]
+    for field in fields(settings):
+        name, kind = f"{prefix}{field.name}", types[field.name]
         if is_dataclass(kind):
             yield from setting_names(kind, f"{name}.")
         else:
@@ -55,31 +55,31 @@ def with_new_names(content: dict[str, Any], settings: type[Any] | None) -> dict[
 
     Where a file has a setting by both names, the new one counts.
     """
-    found = deepcopy(content)
+    new_content = deepcopy(content)
     for old, new in old_names(settings).items():
-        group, name = find_setting(found, old.split("."))
+        group, name = find_setting(new_content, old.split("."))
         if name is None or isinstance(group[name], dict):  # a group may have a setting's old name
             continue
         value = group.pop(name)
         *parents, last = new.split(".")
-        target: Any = found
+        target: Any = new_content
         for parent in parents:
             target = target.setdefault(parent, {}) if isinstance(target, dict) else None
         if isinstance(target, dict):  # else it is refused as no group of settings
             target.setdefault(last, value)
     values = {**getattr(settings, "OLD_VALUES", {}), **getattr(settings, "OLD_FILE_VALUES", {})}
     for path, renamed in values.items():
-        group, name = find_setting(found, path.split("."))
+        group, name = find_setting(new_content, path.split("."))
         if name is not None and isinstance(group[name], str):
             group[name] = renamed.get(group[name], group[name])
     for path in _zero_is_none(settings):
-        group, name = find_setting(found, path.split("."))
+        group, name = find_setting(new_content, path.split("."))
         if name is not None and group[name] == 0 and not isinstance(group[name], bool):
             group[name] = None
-    return found | {
-        name: _sections(found[name] or {}, kinds)
+    return new_content | {
+        name: _sections(new_content[name] or {}, kinds)
         for name, kinds in sections_of(settings).items()
-        if name in found and isinstance(found[name], dict | None)
+        if name in new_content and isinstance(new_content[name], dict | None)
     }
 
 
@@ -113,7 +113,7 @@ def find_setting(values: dict[str, Any], path: Sequence[str]) -> tuple[dict[str,
     return values, next((key for key in (last, last.replace("_", "-")) if key in values), None)
 
 
-def with_new_flags(words: Sequence[str], settings: type[Any] | None) -> list[str]:
+def with_new_flags(tokens: Sequence[str], settings: type[Any] | None) -> list[str]:
     """A command line with today's flags and values in place of old ones."""
     flags = {flag_of(old): flag_of(new) for old, new in old_names(settings).items()}
     negated = {
@@ -123,19 +123,19 @@ def with_new_flags(words: Sequence[str], settings: type[Any] | None) -> list[str
     }
     values = {flag_of(n): v for n, v in getattr(settings, "OLD_VALUES", {}).items()}
     values |= {flag_of(name): {"0": "none", "0.0": "none"} for name in _zero_is_none(settings)}
-    found: list[str] = []
+    new_tokens: list[str] = []
     expected: Mapping[str, str] = {}  # old values of the flag that came last
-    for word in words:
-        if not word.startswith("--"):
-            found.append(expected.get(word, word))
+    for token in tokens:
+        if not token.startswith("--"):
+            new_tokens.append(expected.get(token, token))
             expected = {}
             continue
-        flag, equals, value = word.partition("=")
+        flag, equals, value = token.partition("=")
         flag = flag.replace("_", "-")
-        flag = (flags | negated).get(flag, flag if equals else word)
+        flag = (flags | negated).get(flag, flag if equals else token)
         expected = values.get(flag, {})
-        found.append(f"{flag}={expected.get(value, value)}" if equals else flag)
-    return found
+        new_tokens.append(f"{flag}={expected.get(value, value)}" if equals else flag)
+    return new_tokens
 
 
 def _prefixed(flag: str, word: str) -> str:
@@ -161,5 +161,5 @@ def with_changes(settings: S, changes: Mapping[str, Any]) -> S:
             if path.startswith(f"{group}.")
         }
         own[group] = with_changes(getattr(settings, group), inner)
-    found: S = replace(settings, **own)  # type: ignore[type-var]  # a dataclass
-    return found
+    changed: S = replace(settings, **own)  # type: ignore[type-var]  # a dataclass
+    return changed

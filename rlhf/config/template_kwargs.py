@@ -53,24 +53,24 @@ def read_template_kwargs(kind: Any, tokens: Any) -> dict[str, Any]:
         ConfigError: it is not a JSON object, or has reserved names.
     """
     if isinstance(tokens, dict):
-        found = {name: _plain(value) for name, value in tokens.items()}
+        kwargs = {name: _plain(value) for name, value in tokens.items()}
     else:
-        found = read_object(FLAG, EXAMPLE, tokens[-1].value)
-    reserved = sorted(found.keys() & set(RESERVED))
+        kwargs = read_object(FLAG, EXAMPLE, tokens[-1].value)
+    reserved = sorted(kwargs.keys() & set(RESERVED))
     if reserved:
         raise ConfigError(
             f"{FLAG} names {reserved[0]}, which is not for the template",
             f"Name variables of the template, for example {EXAMPLE}.",
         )
-    return found
+    return kwargs
 
 
 def _plain(value: Any) -> Any:
     """The value of `--chat-template-kwargs.NAME`, read as YAML."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    found = [_read_word(token.value) for token in value]
-    return found[0] if len(found) == 1 else found
+        return {name: _plain(nested) for name, nested in value.items()}
+    values = [_read_word(token.value) for token in value]
+    return values[0] if len(values) == 1 else values
 
 
 def _read_word(word: str) -> Any:

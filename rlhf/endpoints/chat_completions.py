@@ -57,7 +57,9 @@ def read_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
     Raises:
         InputError: one has no text alone, such as a picture or the call of a tool.
     """
-    return tuple(Message.from_json({**one, "content": _text_content(one)}) for one in messages)
+    return tuple(
+        Message.from_json({**message, "content": _text_content(message)}) for message in messages
+    )
 
 
 def _text_content(message: Mapping[str, Any]) -> Any:
@@ -65,7 +67,7 @@ def _text_content(message: Mapping[str, Any]) -> Any:
     content = message.get("content")
     if not isinstance(content, list):
         return content
-    texts = [one.get("text") for one in content if isinstance(one, dict)]
+    texts = [part.get("text") for part in content if isinstance(part, dict)]
     is_text = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
     return "\n".join(map(str, texts)) if is_text else None
 

@@ -38,17 +38,17 @@ class Endpoint:
 
 def build_request(prompt: str, first: str, second: str, rubric: str) -> list[dict[str, str]]:
     """The messages that ask for one comparison."""
-    asked = f"{INSTRUCTION}\n\nJudge by this rubric:\n{rubric}" if rubric else INSTRUCTION
+    instruction = f"{INSTRUCTION}\n\nJudge by this rubric:\n{rubric}" if rubric else INSTRUCTION
     answers = f"# Answer of assistant A\n{first}\n\n# Answer of assistant B\n{second}"
-    return [{"role": "user", "content": f"{asked}\n\n# Request\n{prompt}\n\n{answers}"}]
+    return [{"role": "user", "content": f"{instruction}\n\n# Request\n{prompt}\n\n{answers}"}]
 
 
 def read_verdict(answer: str) -> str:
     """`first`, `second` or `tie`, by the last [[…]] in an answer; `unclear` without one."""
-    found = VERDICT.findall(answer)
-    if not found:
+    verdicts = VERDICT.findall(answer)
+    if not verdicts:
         return "unclear"
-    return {"A": "first", "B": "second"}.get(found[-1].upper(), "tie")
+    return {"A": "first", "B": "second"}.get(verdicts[-1].upper(), "tie")
 
 
 def combine_verdicts(verdict: str, swapped: str) -> str | None:
@@ -93,9 +93,9 @@ def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:
     try:
         return _send(endpoint, messages, plain)
     except HTTPError as error:
-        words, refusal = error.read(), error
+        body, refusal = error.read(), error
         refusal.seek(0)
-        if error.code != BAD_REQUEST or not any(name.encode() in words for name in plain):
+        if error.code != BAD_REQUEST or not any(name.encode() in body for name in plain):
             raise
     slower = replace(endpoint, timeout_seconds=THINKING_TIME * endpoint.timeout_seconds)
     try:

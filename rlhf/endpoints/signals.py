@@ -66,9 +66,9 @@ def load_redaction(name: str) -> Redaction:
         try:
             value = function(text)
         except Exception as error:  # of any kind, and its message may quote the text
-            place = extract_tb(error.__traceback__)[-1]
+            frame = extract_tb(error.__traceback__)[-1]
             raise InputError(
-                f"{name} failed: {type(error).__name__} ({place.filename}, line {place.lineno})",
+                f"{name} failed: {type(error).__name__} ({frame.filename}, line {frame.lineno})",
                 TEXT_ONLY,
             ) from None
         if not isinstance(value, str):
@@ -128,5 +128,5 @@ def _users_code(failure: str, remedy: str) -> Iterator[None]:
 def _what_and_where(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error}"  # which has the line
-    place = extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+    frame = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"

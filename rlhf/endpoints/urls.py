@@ -43,8 +43,8 @@ def require_free_port(host: str, port: int) -> None:
     Raises:
         InputError: the address cannot be used.
     """
-    for one in listen(host, port):
-        one.close()
+    for listener in listen(host, port):
+        listener.close()
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -56,14 +56,16 @@ def listen(host: str, port: int) -> list[socket.socket]:
     with ExitStack() as stack:
         try:
             kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
-            found = dict.fromkeys(socket.getaddrinfo(host or None, port, type=kind, flags=flags))
+            addresses = dict.fromkeys(
+                socket.getaddrinfo(host or None, port, type=kind, flags=flags)
+            )
             listening = [
-                stack.enter_context(one)
-                for family, _, protocol, _, address in found
-                if (one := _bind(family, protocol, address, may_lack=len(found) > 1))
+                stack.enter_context(listener)
+                for family, _, protocol, _, address in addresses
+                if (listener := _bind(family, protocol, address, may_lack=len(addresses) > 1))
             ]
-            for one in listening:
-                one.listen()
+            for listener in listening:
+                listener.listen()
         except OSError as error:
             raise InputError(
                 f"Port {port} of {host} cannot be used ({error.strerror})",
@@ -125,8 +127,8 @@ def open_url(
             opened: HTTPResponse = opener.open(request, timeout=timeout_seconds)
         except HTTPError as error:
             with error:
-                words = BytesIO(error.read(MAX_REFUSAL_BYTES))
-            raise HTTPError(error.url, error.code, error.msg, error.headers, words) from None
+                body = BytesIO(error.read(MAX_REFUSAL_BYTES))
+            raise HTTPError(error.url, error.code, error.msg, error.headers, body) from None
         with opened:
             yield opened
 
@@ -177,8 +179,8 @@ class _Deadline:
         """Shut the connections, which ends any wait for the server."""
         self._over.set()
         with self._lock, suppress(OSError):
-            for one in self._connections:
-                one.shutdown(socket.SHUT_RDWR)
+            for connection in self._connections:
+                connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> None:
         pool = getattr(_here, "pool", None)
@@ -191,8 +193,8 @@ class _Deadline:
     ) -> None:
         self._timer.cancel()
         with self._lock:
-            for one in self._connections:
-                one.close()
+            for connection in self._connections:
+                connection.close()
             self._connections = []
         pool = getattr(_here, "pool", None)
         if pool is not None:
@@ -274,8 +276,8 @@ class RequestPool(ThreadPoolExecutor):
         self.stopped.set()
         with self._lock:
             requests = list(self._open)
-        for one in requests:
-            one.end()
+        for request in requests:
+            request.end()
 
 
 def stop_event() -> threading.Event | None:

@@ -188,9 +188,13 @@ def save_sharded(
         tokenizer: to be saved with it.
         folder: to be written.
     """
-    kept = {name: one for name, one in state.items() if name not in model.all_tied_weights_keys}
+    untied = {
+        name: weight for name, weight in state.items() if name not in model.all_tied_weights_keys
+    }
     plain = _plain(model)
-    files = WeightFiles(accelerator, plain, lambda gather: each_merged_weight(model, kept, gather))
+    files = WeightFiles(
+        accelerator, plain, lambda gather: each_merged_weight(model, untied, gather)
+    )
     save_model(plain, tokenizer, folder, files=files)
 
 
@@ -236,8 +240,8 @@ def save_adapters(
     config.modules_to_save = parts_above_trunk(classifier)
     config.base_model_name_or_path = base["path"]
     config.inference_mode = True
-    kept = _trained(classifier, state).items()
-    tensors = {f"{PEFT_PREFIX}{name}": value.cpu().contiguous() for name, value in kept}
+    trained = _trained(classifier, state).items()
+    tensors = {f"{PEFT_PREFIX}{name}": value.cpu().contiguous() for name, value in trained}
     with new_folder(folder / FOLDER) as partial:
         config.save_pretrained(str(partial))
         save_file(tensors, partial / WEIGHTS)
@@ -251,11 +255,11 @@ def save_policy_adapters(
 
     `gather` makes a weight whole. Where it is a collective, all ranks call this.
     """
-    kept = get_peft_model_state_dict(
+    adapters = get_peft_model_state_dict(
         model, model.state_dict(keep_vars=True), NAME, save_embedding_layers=False
     )
     tensors = {
-        f"{PEFT_PREFIX}{name}": gather(value).cpu().contiguous() for name, value in kept.items()
+        f"{PEFT_PREFIX}{name}": gather(value).cpu().contiguous() for name, value in adapters.items()
     }
     _config_of(model).save_pretrained(str(folder))
     save_file(tensors, folder / WEIGHTS)
@@ -328,13 +332,13 @@ def load_reward_model_on(base: PreTrainedModel, folder: str) -> PreTrainedModel:
         adapter.modules_to_save = None
         adapter.inference_mode = False
         _inject(adapter, classifier, seed=0)
-        kept = load_file(path / WEIGHTS)
-    state = {name.removeprefix(PEFT_PREFIX): value for name, value in kept.items()}
+        stored = load_file(path / WEIGHTS)
+    state = {name.removeprefix(PEFT_PREFIX): value for name, value in stored.items()}
     mine = _trained(classifier, classifier.state_dict())
     shapes = [
-        (name, one.shape, mine[name].shape)
-        for name, one in state.items()
-        if name in mine and one.shape != mine[name].shape
+        (name, value.shape, mine[name].shape)
+        for name, value in state.items()
+        if name in mine and value.shape != mine[name].shape
     ]
     require_whole(str(path), CONFIG, mine.keys() - state.keys(), state.keys() - mine.keys(), shapes)
     head = {name: state.pop(name) for name in list(state) if name.startswith(f"{HEAD}.")}
@@ -347,8 +351,8 @@ def load_reward_model_on(base: PreTrainedModel, folder: str) -> PreTrainedModel:
 
 def _trained(classifier: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The adapters and the head of a reward model, by the names that `peft` gives them."""
-    kept: dict[str, Tensor] = get_peft_model_state_dict(
+    trained: dict[str, Tensor] = get_peft_model_state_dict(
         classifier, dict(state), NAME, save_embedding_layers=False
     )
     above = tuple(f"{part}." for part in parts_above_trunk(classifier))
-    return kept | {name: value for name, value in state.items() if name.startswith(above)}
+    return trained | {name: value for name, value in state.items() if name.startswith(above)}

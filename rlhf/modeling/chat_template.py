@@ -39,7 +39,7 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 def recorded_end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The end tokens that the tokenizer's folder or `set_end_tokens` has recorded; else empty."""
     recorded = tokenizer.init_kwargs.get(END_TOKENS)
-    if not isinstance(recorded, list) or not all(type(one) is int for one in recorded):
+    if not isinstance(recorded, list) or not all(type(token_id) is int for token_id in recorded):
         return ()
     return tuple(recorded)
 
@@ -72,10 +72,10 @@ def add_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     if config is None:
         return
     known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    ends = end_token_ids(tokenizer)
-    if not set(ends) <= set(known):
+    end_ids = end_token_ids(tokenizer)
+    if not set(end_ids) <= set(known):
         config.eos_token_id = list(
-            dict.fromkeys((*ends, *(one for one in known if one is not None)))
+            dict.fromkeys((*end_ids, *(token_id for token_id in known if token_id is not None)))
         )
 
 
@@ -154,7 +154,7 @@ def end_tokens_of_model(name: str) -> tuple[int, ...]:
         text = config.get("text_config") or {}
         given = config.get("eos_token_id", text.get("eos_token_id"))
     ids = given if isinstance(given, list) else [given]
-    return tuple(one for one in ids if type(one) is int)
+    return tuple(token_id for token_id in ids if type(token_id) is int)
 
 
 def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> bool:
@@ -177,4 +177,4 @@ def _closing_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     added = set(tokenizer.get_added_vocab().values())
     tail: list[int] = tokenizer(text.rpartition(WORDS)[2], add_special_tokens=False)["input_ids"]
-    return next((one for one in tail if one in added), None)
+    return next((token_id for token_id in tail if token_id in added), None)

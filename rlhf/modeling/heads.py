@@ -86,13 +86,13 @@ def head_name(model: PreTrainedModel) -> str:
     """
     if isinstance(getattr(model, HEAD, None), nn.Linear):
         return HEAD
-    found = [
+    names = [
         f"{part}.{name}".removesuffix(".")
         for part in parts_above_trunk(model)
         for name, layer in model.get_submodule(part).named_modules()
         if isinstance(layer, nn.Linear) and layer.out_features == 1
     ]
-    if len(found) != 1 or model.config.is_encoder_decoder:
+    if len(names) != 1 or model.config.is_encoder_decoder:
         kind = type(model).__name__
         raise InputError(
             f"{kind} has no head that can be told: neither a linear layer `score`, as decoders "
@@ -101,7 +101,7 @@ def head_name(model: PreTrainedModel) -> str:
             "…) with one label. Any other model can score as a function: --reward "
             "signal:package.module:function.",
         )
-    return found[0]
+    return names[0]
 
 
 def reward_head(model: PreTrainedModel) -> nn.Linear:

@@ -187,8 +187,8 @@ def response_log_probs(
         log_probs, entropy = chosen_log_probs(distributions, chosen, scale)
         return torch.cat([log_probs, entropy[:, None]], dim=1)
 
-    found = _read_output(model, sequences, ids, read)
-    return TokenLogProbs(found[:, :, :-1], found[:, :, -1].detach())
+    values = _read_output(model, sequences, ids, read)
+    return TokenLogProbs(values[:, :, :-1], values[:, :, -1].detach())
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,8 @@ def reference_log_probs(
             [torch.stack(columns, dim=1), top.float(), at_temperature.log_probs], dim=1
         )
 
-    found = _read_output(model, sequences, sequences.responses.ids[:, :, None], read)
-    numbers, ids, log_probs = found.split([3, top_k, 1 + top_k], dim=2)
+    values = _read_output(model, sequences, sequences.responses.ids[:, :, None], read)
+    numbers, ids, log_probs = values.split([3, top_k, 1 + top_k], dim=2)
     log_sum_exp, entropy, at_1 = numbers.unbind(dim=2)
     return ReferenceLogProbs(
         log_probs[:, :, 0], at_1, entropy, ids.long(), log_probs[:, :, 1:], log_sum_exp
@@ -253,18 +253,18 @@ def _read_output(
                 return plain(hidden)  # type: ignore[no-any-return]
             flat, dtype = hidden.flatten(0, -2), factor_dtype(hidden, output.weight)
             with torch.autocast(hidden.device.type, enabled=False):
-                found = read(Distributions(flat, output.weight, output.bias, dtype), chosen)
-            returned.append(found.view(*hidden.shape[:-1], -1))
+                columns = read(Distributions(flat, output.weight, output.bias, dtype), chosen)
+            returned.append(columns.view(*hidden.shape[:-1], -1))
             return returned[-1]
 
         with replaced_forward(output, forward):
-            found = wanted.logits(model)
+            values = wanted.logits(model)
         if model not in _returns_logits_unchanged:
             _returns_logits_unchanged[model] = bool(returned) and torch.allclose(
-                found, returned[0].view_as(found), rtol=0, atol=0, equal_nan=True
+                values, returned[0].view_as(values), rtol=0, atol=0, equal_nan=True
             )
         if _returns_logits_unchanged[model]:
-            return by_response(found, sequences)
+            return by_response(values, sequences)
     with float32_logits(model):
         logits = wanted.logits(model)
     return by_response(read(Distributions(logits), chosen), sequences)
@@ -282,11 +282,11 @@ def features(model: PreTrainedModel, sequences: Sequences) -> Float[Tensor, "B R
     return states(model, row)[row.reads]
 
 
-def by_response(found: Float[Tensor, "N C"], sequences: Sequences) -> Float[Tensor, "B R C"]:
+def by_response(values: Float[Tensor, "N C"], sequences: Sequences) -> Float[Tensor, "B R C"]:
     """What the output layer reads or returns, by response token.
 
     Args:
-        found: a row for each position that it reads: of padded rows all B · R, of a packed row
+        values: a row for each position that it reads: of padded rows all B · R, of a packed row
             those of response tokens.
         sequences: what the model read.
 
@@ -294,16 +294,16 @@ def by_response(found: Float[Tensor, "N C"], sequences: Sequences) -> Float[Tens
         A row for each response token; 0 at padding of packed rows.
     """
     shape = sequences.responses.ids.shape
-    if len(found) < shape.numel():
-        places = _places_of_tokens(sequences)
-        found = found.new_zeros(shape.numel(), found.shape[1]).index_copy(0, places, found)
-    return found.view(*shape, -1)
+    if len(values) < shape.numel():
+        indices = _token_indices(sequences)
+        values = values.new_zeros(shape.numel(), values.shape[1]).index_copy(0, indices, values)
+    return values.view(*shape, -1)
 
 
-def _places_of_tokens(sequences: Sequences) -> Int[Tensor, " N"]:
+def _token_indices(sequences: Sequences) -> Int[Tensor, " N"]:
     """The places of the response tokens among all B · R, without waiting for a device."""
-    places = sequences.on_host.responses.mask.flatten().nonzero().squeeze(1)
-    return send(places, sequences.responses.ids.device)
+    indices = sequences.on_host.responses.mask.flatten().nonzero().squeeze(1)
+    return send(indices, sequences.responses.ids.device)
 
 
 @dataclass(frozen=True)
@@ -327,9 +327,9 @@ class _Wanted:
         if row is None:
             batch = sequences.joined
             prompt, length = sequences.prompts.ids.shape[1], batch.ids.shape[1]
-            kept = torch.arange(prompt - 1, length - 1, device=batch.ids.device)
-            return cls(batch.model_inputs, kept, None)
-        tokens = _places_of_tokens(sequences)
+            positions = torch.arange(prompt - 1, length - 1, device=batch.ids.device)
+            return cls(batch.model_inputs, positions, None)
+        tokens = _token_indices(sequences)
         return cls(row.model_inputs, row.reads.flatten()[tokens], tokens)
 
     def of_tokens(self, ids: Int[Tensor, "B R K"]) -> Int[Tensor, "N K"]:

@@ -90,10 +90,10 @@ def _require_there(name: str, more: str = "") -> None:
     folder, file = Path(name), "config.json"
     looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or folder.parent.is_dir()
     if looks_local and not (folder / file).is_file():
-        found = f"no {file} in it" if folder.is_dir() else "no such folder"
-        inside = next((one for one in RESULTS if (folder / one / file).is_file()), "")
+        reason = f"no {file} in it" if folder.is_dir() else "no such folder"
+        inside = next((result for result in RESULTS if (folder / result / file).is_file()), "")
         remedy = f"Give the model in it: {folder / inside}" if inside else GIVE_A_MODEL + more
-        raise InputError(f"{name} is not a model ({found})", remedy)
+        raise InputError(f"{name} is not a model ({reason})", remedy)
 
 
 def model_folder(name: str, stage: str, result: str) -> str:
@@ -103,8 +103,8 @@ def model_folder(name: str, stage: str, result: str) -> str:
         InputError: `name` is a stage that did not finish, or another stage.
     """
     if RunDir(Path(name)).stage_file.is_file():
-        found = RunDir(Path(name)).read_stage().get("stage")
-        made_by = found if found in STAND_INS else stage
+        recorded = RunDir(Path(name)).read_stage().get("stage")
+        made_by = recorded if recorded in STAND_INS else stage
         return str(require_done(Path(name), made_by, result).path / result)
     if stage == "reward":
         _require_there(name, " Also: signal:package.module:function.")
@@ -130,8 +130,8 @@ def context_length(config: PreTrainedConfig) -> int | None:
 
     RoBERTa and its kin begin to count positions after the id of their padding token.
     """
-    found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return found and found - (unused_positions(config) if reads_pairs(config) else 0)
+    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit and limit - (unused_positions(config) if reads_pairs(config) else 0)
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def new_reward_model(
     )
     if not is_trained:
         if is_main_process():
-            head = ", ".join(one for one, _ in model.named_parameters() if one.startswith(HEAD))
+            head = ", ".join(key for key, _ in model.named_parameters() if key.startswith(HEAD))
             sys.stderr.write(f"{name} has no reward head: {head} is new.\n")
         start_head(reward_head(model).float(), seed)
     return model
@@ -239,8 +239,8 @@ def is_reward_model(name: str) -> bool:
 def _require_one_label(name: str, config: PreTrainedConfig, remedy: str) -> None:
     kind = architecture(config)
     if not kind.endswith(CLASSIFIER) or config.num_labels != 1:
-        words = f"{name} is not a reward model ({kind}, {config.num_labels} labels)"
-        raise InputError(words, remedy)
+        message = f"{name} is not a reward model ({kind}, {config.num_labels} labels)"
+        raise InputError(message, remedy)
 
 
 def _exact_head(empty: PreTrainedModel) -> type[PreTrainedModel]:
@@ -300,8 +300,8 @@ def _load(
     is_plain = not (quantization or quantization_of(config))
 
     def read(is_empty: bool = False) -> PreTrainedModel:
-        place = {"device_map": "meta"} if is_empty else {}
-        model = load_weights(kind, name, new_head=new_head, **parts, **place)
+        device = {"device_map": "meta"} if is_empty else {}
+        model = load_weights(kind, name, new_head=new_head, **parts, **device)
         if reads_pairs(config) and not is_empty:
             require_padding_ignored(name, model)
         return model
@@ -340,7 +340,7 @@ def describe_model(name: str, given: dict[str, Any] | None = None) -> dict[str, 
 
 
 def describe_for_all(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
-    """What `describe_model` finds in the main process, whose fingerprint the others take over.
+    """The main process's `describe_model`, whose fingerprint the others take over.
 
     Raises:
         InputError: as `describe_model`, in every process.

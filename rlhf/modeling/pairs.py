@@ -108,8 +108,8 @@ def require_padding_ignored(name: str, model: PreTrainedModel) -> None:
 
 def _logits(model: PreTrainedModel, ids: list[list[int]], mask: list[list[int]]) -> Tensor:
     device = model.device
-    found: Any = model(
+    outputs: Any = model(
         input_ids=torch.tensor(ids, device=device), attention_mask=torch.tensor(mask, device=device)
     )
-    logits: Tensor = found.logits
+    logits: Tensor = outputs.logits
     return logits.float()

@@ -52,7 +52,7 @@ def reward_kwargs(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return {} if is_ours else kwargs_for(folder, given)
 
 
-def require_described_kwargs(description: dict[str, str], place: str) -> None:
+def require_described_kwargs(description: dict[str, str], location: str) -> None:
     """Refuse a model's description whose --chat-template-kwargs are not a JSON object.
 
     Raises:
@@ -65,7 +65,7 @@ def require_described_kwargs(description: dict[str, str], place: str) -> None:
         valid = False
     if not valid:
         raise InputError(
-            f"{place} has {TEMPLATE_KWARGS!r} as {str(text)[:80]!r}, not as a JSON object of "
+            f"{location} has {TEMPLATE_KWARGS!r} as {str(text)[:80]!r}, not as a JSON object of "
             "values for a chat template",
             REMEDY,
         )

@@ -114,29 +114,31 @@ def load_tokenizer(name: str, given: dict[str, Any] | None = None) -> PreTrained
         )
     if not recorded_end_tokens(tokenizer):
         set_end_tokens(tokenizer, find_end_tokens(tokenizer, end_tokens_of_model(name)))
-    ends = (tokenizer.eos_token_id, end_token_ids(tokenizer)[0])
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ends:
+    end_ids = (tokenizer.eos_token_id, end_token_ids(tokenizer)[0])
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in end_ids:
         # not `tokenizer.pad_token = …`: that gives a new token no id
-        tokenizer.add_special_tokens({"pad_token": _choose_pad_token(tokenizer, name, ends)})
+        tokenizer.add_special_tokens({"pad_token": _choose_pad_token(tokenizer, name, end_ids)})
     return tokenizer
 
 
 def _is_for_pairs(name: str) -> bool:
     """Whether a tokenizer's folder holds a classifier that reads text pairs."""
     try:
-        found, _ = PreTrainedConfig.get_config_dict(name)
+        config, _ = PreTrainedConfig.get_config_dict(name)
     except OSError:
         return False  # a tokenizer alone
-    if not any(str(one).endswith(CLASSIFIER) for one in found.get("architectures") or ()):
+    if not any(str(kind).endswith(CLASSIFIER) for kind in config.get("architectures") or ()):
         return False
     with as_input_error(f"Cannot read the config of {name}", "Copy or download the model again."):
         return reads_pairs(AutoConfig.from_pretrained(name, trust_remote_code=False))
 
 
-def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str, ends: tuple[int, int]) -> str:
+def _choose_pad_token(
+    tokenizer: PreTrainedTokenizerBase, name: str, end_ids: tuple[int, int]
+) -> str:
     vocabulary = tokenizer.get_vocab()
     for token in (*PAD_TOKEN_NAMES, tokenizer.unk_token, tokenizer.bos_token):
-        if token is not None and token in vocabulary and vocabulary[token] not in ends:
+        if token is not None and token in vocabulary and vocabulary[token] not in end_ids:
             return str(token)
     rows = AutoConfig.from_pretrained(name, trust_remote_code=False).get_text_config().vocab_size
     if len(tokenizer) < rows:  # the embedding has rows that no token uses
@@ -213,13 +215,13 @@ def encode_prompts(
     Raises:
         InputError: as `encode_prompt`, for one of them.
     """
-    found: list[list[int]] = []
+    encoded: list[list[int]] = []
     if prompts and tokenizer.chat_template and not is_for_pairs(tokenizer):
         with suppress(InputError), as_input_error("The chat template failed", "Fix the template."):
-            found = render_prompts(tokenizer, [prompt.chat for prompt in prompts])
+            encoded = render_prompts(tokenizer, [prompt.chat for prompt in prompts])
     bos = tokenizer.bos_token_id
-    if found and all(ids and (bos is None or ids[:2] != [bos, bos]) for ids in found):
-        return found
+    if encoded and all(ids and (bos is None or ids[:2] != [bos, bos]) for ids in encoded):
+        return encoded
     return [encode_prompt(tokenizer, prompt) for prompt in prompts]  # names the one at fault
 
 
@@ -259,16 +261,16 @@ def encode_responses(
     reads_thinking: bool,
 ) -> list[list[int]]:
     """`encode_response` of many responses, each with its `opened`, which takes less time."""
-    how = (tokenizer, fingerprint, reads_thinking)
-    read = [_text_or_ids(response, opened, *how) for response, opened in responses]
-    texts = [one for one in read if isinstance(one, str)]
+    arguments = (tokenizer, fingerprint, reads_thinking)
+    read = [_text_or_ids(response, opened, *arguments) for response, opened in responses]
+    texts = [text for text in read if isinstance(text, str)]
     if is_for_pairs(tokenizer):
         encoded = iter([second_of_pair(tokenizer, text) for text in texts])
     else:
-        found: Any = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+        token_ids: Any = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
         end = end_token_ids(tokenizer)[0]
-        encoded = iter([[*ids, end] for ids in found])
-    return [next(encoded) if isinstance(one, str) else one for one in read]
+        encoded = iter([[*ids, end] for ids in token_ids])
+    return [next(encoded) if isinstance(text_or_ids, str) else text_or_ids for text_or_ids in read]
 
 
 def _text_or_ids(
@@ -295,10 +297,10 @@ def _text_or_ids(
     return text
 
 
-def closed(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
+def closed(ids: Sequence[int], end_ids: Sequence[int]) -> list[int]:
     """Token ids that end with the first end token; it replaces any other end token."""
-    open_ids = ids[:-1] if ids and ids[-1] in ends else ids
-    return [*open_ids, ends[0]]
+    open_ids = ids[:-1] if ids and ids[-1] in end_ids else ids
+    return [*open_ids, end_ids[0]]
 
 
 @contextmanager
@@ -324,11 +326,11 @@ def decode_response(
     Think tags are kept, and one that the prompt opened is added, so that people and reward models
     can tell thinking from the answer.
     """
-    ends, tags = end_token_ids(tokenizer), _special_think_tags(tokenizer)
-    kept_ids = list(ids[:-1] if ids and ids[-1] in ends else ids)
+    end_ids, tags = end_token_ids(tokenizer), _special_think_tags(tokenizer)
+    kept_ids = list(ids[:-1] if ids and ids[-1] in end_ids else ids)
     if tags:
         left_out = set(tokenizer.all_special_ids) - tags
-        kept_ids = [one for one in kept_ids if one not in left_out]
+        kept_ids = [token_id for token_id in kept_ids if token_id not in left_out]
     text = str(tokenizer.decode(kept_ids, skip_special_tokens=not tags)).strip()
     return f"{OPENING}\n{text}" if opens_thinking(tokenizer, prompt_ids) else text
 
@@ -373,7 +375,7 @@ def position_ids(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
-def close(batch: TokenBatch, ends: Sequence[int]) -> TokenBatch:
+def close(batch: TokenBatch, end_ids: Sequence[int]) -> TokenBatch:
     """`closed` for a batch: right-padded rows that all end with the first end token."""
     batch = to_right_padding(batch)
     width = batch.ids.shape[1]
@@ -381,11 +383,11 @@ def close(batch: TokenBatch, ends: Sequence[int]) -> TokenBatch:
     last = batch.ids.gather(1, lengths[:, None] - 1).squeeze(1)
     ids = torch.nn.functional.pad(batch.ids, (0, 1))
     mask = torch.nn.functional.pad(batch.mask, (0, 1))
-    has_end = torch.isin(last, torch.tensor(ends, device=last.device))
+    has_end = torch.isin(last, torch.tensor(end_ids, device=last.device))
     rows = torch.arange(len(ids), device=ids.device)
-    places = lengths - has_end.long()
-    ids[rows, places] = ends[0]
-    mask[rows, places] = True
+    columns = lengths - has_end.long()
+    ids[rows, columns] = end_ids[0]
+    mask[rows, columns] = True
     full = width + 1 if bool(mask[:, width].any()) else width
     return TokenBatch(ids[:, :full], mask[:, :full])
 

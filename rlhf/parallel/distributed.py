@@ -92,8 +92,8 @@ def run_with_restarts(command: list[str], processes: int, max_restarts: int) -> 
                 raise
             failure = error.problem
         attempt += 1
-        words = f"{failure}; restart {attempt} of {max_restarts} from the last checkpoint\n"
-        sys.stderr.write(words)
+        message = f"{failure}; restart {attempt} of {max_restarts} from the last checkpoint\n"
+        sys.stderr.write(message)
 
 
 def run_processes(command: list[str], processes: int) -> int:
@@ -259,8 +259,8 @@ def on_main(work: Callable[[], Value]) -> Value:
     if world_size() == 1:
         return work()
     if not is_main_process():
-        found: Value = _outcome_of(from_main(None))
-        return found
+        received: Value = _outcome_of(from_main(None))
+        return received
     outcome: _Outcome = (None, (LostPeerError, "The main process has failed", SEE_MAIN_PROCESS))
     try:
         value = work()
@@ -274,7 +274,7 @@ def on_main(work: Callable[[], Value]) -> Value:
 
 
 def _outcome_of(outcome: Any) -> Any:
-    """What the main process has found; raises what it has raised."""
+    """Return the main process's value, or raise its error."""
     value, failure = outcome
     if failure:
         kind, problem, remedy = failure
@@ -302,5 +302,7 @@ def global_sum_dict(
 ) -> dict[str, float]:
     """The sums of several numbers over all ranks, by their names, in float64 and one collective."""
     device = accelerator.device
-    numbers = [torch.as_tensor(one, dtype=torch.float64, device=device) for one in values.values()]
+    numbers = [
+        torch.as_tensor(value, dtype=torch.float64, device=device) for value in values.values()
+    ]
     return dict(zip(values, global_sum(accelerator, torch.stack(numbers)).tolist(), strict=True))

@@ -69,7 +69,11 @@ def python(running: tuple[int, ...], wanted: str) -> Finding:
 def packages(wanted: list[str]) -> list[Finding]:
     """Every package that is needed without extras, against its range."""
     needed = [Requirement(text) for text in wanted]
-    return [_package(one) for one in needed if one.marker is None or one.marker.evaluate()]
+    return [
+        _package(requirement)
+        for requirement in needed
+        if requirement.marker is None or requirement.marker.evaluate()
+    ]
 
 
 def _package(wanted: Requirement) -> Finding:
@@ -103,17 +107,19 @@ def free_memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
 
 
-def room(what: str, have_gib: float, want_gib: float, remedy: str) -> Finding:
+def room(resource: str, have_gib: float, want_gib: float, remedy: str) -> Finding:
     """Free space against the required space."""
     enough = have_gib >= want_gib
     hint = (
-        "" if enough else f"{want_gib:g} GiB of {what.removeprefix('free ')} are required: {remedy}"
+        ""
+        if enough
+        else f"{want_gib:g} GiB of {resource.removeprefix('free ')} are required: {remedy}"
     )
-    return Finding(what, f"{have_gib:.1f} GiB", hint)
+    return Finding(resource, f"{have_gib:.1f} GiB", hint)
 
 
 def sqlite(running: tuple[int, ...]) -> Finding:
     """The version of SQLite under the label database."""
-    value, oldest = (".".join(map(str, one)) for one in (running, OLDEST_SQLITE))
+    value, oldest = (".".join(map(str, numbers)) for numbers in (running, OLDEST_SQLITE))
     remedy = f"Use a Python that is built with SQLite {oldest} or newer."
     return Finding("SQLite", value, "" if running >= OLDEST_SQLITE else remedy)

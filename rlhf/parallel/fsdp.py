@@ -77,8 +77,8 @@ def shard_all(
         _shard(part, sharding, mesh, lacks_weights)
     shard_parts(model, sharding, mesh, bf16=bf16, free_rest=free_rest, bf16_weights=bf16_weights)
     policy = _precision(sharding, rounds=bf16_weights)
-    how = {"reshard_after_forward": free_rest, "mp_policy": policy}
-    _shard(model, sharding, mesh, lacks_weights, **how)
+    options = {"reshard_after_forward": free_rest, "mp_policy": policy}
+    _shard(model, sharding, mesh, lacks_weights, **options)
     load_own_shards(model.parameters())
 
 
@@ -99,9 +99,9 @@ def shard_parts(
     for matrix in find_matrices(model):
         _shard(matrix, sharding, mesh, lacks_weights, mp_policy=outside)
     for layer in find_layers(model):
-        how = {"reshard_after_forward": again, "mp_policy": inside}
-        _shard(layer, sharding, mesh, lacks_weights, **how)
-    load_own_shards(one for one in model.parameters() if isinstance(one, DTensor))
+        options = {"reshard_after_forward": again, "mp_policy": inside}
+        _shard(layer, sharding, mesh, lacks_weights, **options)
+    load_own_shards(weight for weight in model.parameters() if isinstance(weight, DTensor))
 
 
 def _precision(sharding: "Sharding", *, rounds: bool) -> MixedPrecisionPolicy:
@@ -120,22 +120,24 @@ def _lacks_weights(model: nn.Module) -> bool:
 
 
 def _shard(
-    part: nn.Module, sharding: "Sharding", mesh: DeviceMesh, lacks_weights: bool, **how: Any
+    part: nn.Module, sharding: "Sharding", mesh: DeviceMesh, lacks_weights: bool, **options: Any
 ) -> None:
     if isinstance(part, FSDPModule):
         return
     pinned = mesh.device_type != "cpu"
     policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
-    whole = {name: one for name, one in _each(part) if not isinstance(one, DTensor)}
+    whole = {
+        name: parameter for name, parameter in _each(part) if not isinstance(parameter, DTensor)
+    }
     for parameter in dict.fromkeys(whole.values()) if lacks_weights else ():
         if stored_at(parameter) is None:
             take_from_main(parameter, mesh.device_type)
-    fully_shard(part, mesh=mesh, offload_policy=policy, **how)
+    fully_shard(part, mesh=mesh, offload_policy=policy, **options)
     sharded = dict(_each(part))
     for name, parameter in whole.items():
-        place = stored_at(parameter)
-        if place and sharded[name].is_meta:  # a tied one has storage after the first of its names
-            allocate(sharded[name], "cpu" if sharding.offload else mesh.device_type, place)
+        stored = stored_at(parameter)
+        if stored and sharded[name].is_meta:  # a tied one has storage after the first of its names
+            allocate(sharded[name], "cpu" if sharding.offload else mesh.device_type, stored)
         parameter.data = parameter.new_empty(0)  # the optimizer still refers to it
 
 

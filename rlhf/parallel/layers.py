@@ -36,8 +36,8 @@ class Stored:
 
 def stored_at(weight: Tensor) -> Stored | None:
     """Where a weight is that is still in files; None for any other."""
-    found: Stored | None = getattr(weight, STORED, None)
-    return found
+    stored: Stored | None = getattr(weight, STORED, None)
+    return stored
 
 
 @contextmanager
@@ -53,8 +53,8 @@ def stand_ins(model: nn.Module) -> Iterator[None]:
         if weight is not None and stored_at(weight)
     ]
     for part, name, weight in held:
-        one = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
-        part._parameters[name] = nn.Parameter(one, requires_grad=weight.requires_grad)
+        stand_in = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+        part._parameters[name] = nn.Parameter(stand_in, requires_grad=weight.requires_grad)
     try:
         yield
     finally:
@@ -78,11 +78,11 @@ def take_from_main(parameter: nn.Parameter, device: str) -> None:
         parameter.copy_(value)
 
 
-def allocate(parameter: nn.Parameter, device: str, place: Stored) -> None:
+def allocate(parameter: nn.Parameter, device: str, stored: Stored) -> None:
     """Give a parameter on `meta` storage of its own, in place; `load_own_shards` will fill it."""
     value = torch.empty_like(parameter, device=device)
     swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
-    setattr(parameter, STORED, place)
+    setattr(parameter, STORED, stored)
 
 
 def load_own_shards(weights: Iterable[Tensor]) -> None:
@@ -93,7 +93,7 @@ def load_own_shards(weights: Iterable[Tensor]) -> None:
     Raises:
         InputError: a process cannot read a weight; in every process.
     """
-    wanted = [(place, weight) for weight in weights if (place := stored_at(weight))]
+    wanted = [(stored, weight) for weight in weights if (stored := stored_at(weight))]
     read_stored(wanted)
     for _, weight in wanted:
         delattr(weight, STORED)
@@ -109,9 +109,9 @@ def read_stored(weights: Iterable[tuple[Stored, Tensor]], *, alone: bool = False
     """
     rounds: dict[tuple[Path, int], dict[str, Tensor]] = {}
     times: Counter[Stored] = Counter()  # policy and critic may be in the same files
-    for place, weight in weights:
-        rounds.setdefault((place.folder, times[place]), {})[place.name] = weight
-        times[place] += 1
+    for stored, weight in weights:
+        rounds.setdefault((stored.folder, times[stored]), {})[stored.name] = weight
+        times[stored] += 1
     for (folder, _), named in rounds.items():
         try:
             with warnings.catch_warnings():
@@ -137,13 +137,13 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
 
 def find_matrices(model: nn.Module) -> list[nn.Module]:
     """Embeddings and output matrix of every language model inside; none where they are one."""
-    found: list[nn.Module] = []
+    matrices: list[nn.Module] = []
     for part in model.modules():
         if not isinstance(part, PreTrainedModel) or part.base_model is part:
             continue
         embeddings, output = part.get_input_embeddings(), part.get_output_embeddings()
         if output is None:
-            found.append(embeddings)
+            matrices.append(embeddings)
         elif output.weight is not embeddings.weight:
-            found += [embeddings, output]
-    return found
+            matrices += [embeddings, output]
+    return matrices

@@ -23,8 +23,12 @@ from torch.optim import Optimizer
 
 def rounded_weights(model: nn.Module, fp32_modules: Iterable[nn.Module]) -> list[nn.Parameter]:
     """The trained weights that work in bf16: all but those of `fp32_modules`."""
-    kept = {id(parameter) for part in fp32_modules for parameter in part.parameters()}
-    return [one for one in model.parameters() if one.requires_grad and id(one) not in kept]
+    fp32_ids = {id(parameter) for part in fp32_modules for parameter in part.parameters()}
+    return [
+        parameter
+        for parameter in model.parameters()
+        if parameter.requires_grad and id(parameter) not in fp32_ids
+    ]
 
 
 @final
@@ -47,13 +51,17 @@ class MasterOptimizer(Optimizer):
     ) -> None:
         rounded = rounded_weights(model, fp32_modules)
         masters = {id(weight): nn.Parameter(weight.data) for weight in rounded}
-        shared = {id(one): one for one in (*model.parameters(), *model.buffers())}
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self.optimizer = optimizer
         self.masters: nn.Module = copy.deepcopy(model, {**shared, **masters})
         self._model = model
-        self._weights: dict[Tensor, nn.Parameter] = {masters[id(one)]: one for one in rounded}
+        self._weights: dict[Tensor, nn.Parameter] = {
+            masters[id(weight)]: weight for weight in rounded
+        }
         for group in optimizer.param_groups:
-            group["params"] = [masters.get(id(one), one) for one in group["params"]]
+            group["params"] = [
+                masters.get(id(parameter), parameter) for parameter in group["params"]
+            ]
         for weight in rounded:
             weight.data = weight.data.bfloat16()
 

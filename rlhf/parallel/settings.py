@@ -201,6 +201,6 @@ class ClusterSettings(GroupSettings):
         if others:
             raise ConfigError(
                 "--precision bf16-weights cannot be combined with "
-                + " and ".join(f"{flag_of(one)} {read_setting(self, one)}" for one in others),
+                + " and ".join(f"{flag_of(name)} {read_setting(self, name)}" for name in others),
                 "Use --precision bf16, or train all weights with --sharding ddp or fsdp.",
             )

@@ -201,8 +201,8 @@ def _arrange(accelerator: Accelerator, sharding: Sharding) -> DeviceMesh:
 
 def _mesh_of(model: nn.Module) -> DeviceMesh | None:
     """The mesh over which a part of the model is sharded already."""
-    sharded = (one for one in model.parameters() if isinstance(one, DTensor))
-    return next((one.device_mesh for one in sharded), None)
+    sharded = (parameter for parameter in model.parameters() if isinstance(parameter, DTensor))
+    return next((parameter.device_mesh for parameter in sharded), None)
 
 
 def _add_up_in_bf16(group: ProcessGroup | None, bucket: GradBucket) -> Future[Tensor]:
@@ -258,13 +258,13 @@ def shard(
     gathering.
     With `bf16_weights` everything but `fp32_modules` is.
     """
-    places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    names = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
     shard_all(
         model, sharding, mesh, bf16=bf16, bf16_weights=bf16_weights, fp32_modules=fp32_modules
     )
     sharded = dict(model.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
-        group["params"] = [sharded[places[parameter]] for parameter in group["params"]]
+        group["params"] = [sharded[names[parameter]] for parameter in group["params"]]
 
 
 def shard_frozen(
@@ -349,9 +349,9 @@ def clip_gradients(
 
         return zero.clip_gradients(model, parameters, max_norm)
     parameters = list(parameters)
-    if any(one.dtype == torch.bfloat16 for one in parameters):
+    if any(parameter.dtype == torch.bfloat16 for parameter in parameters):
         return _clip_rounded(parameters, max_norm)
-    if any(isinstance(one, DTensor) for one in model.parameters()):
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         if not isinstance(model, FSDPModule):
             average_replicated(parameters)
         with implicit_replication():  # of what tensor parallelism leaves whole
@@ -362,8 +362,8 @@ def clip_gradients(
 
 def _clip_rounded(parameters: list[Tensor], max_norm: float) -> float:
     """`clip_gradients` of bf16 gradients: their norm is summed up in float32."""
-    gradients = [one.grad for one in parameters if one.grad is not None]
-    norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     norm = torch.linalg.vector_norm(torch.stack(norms))
     clip_grads_with_norm_(parameters, max_norm, norm)
     return float(norm)

@@ -82,7 +82,9 @@ def prepare_tensor_parallel(model: nn.Module, optimizer: Optimizer) -> None:
 def average_replicated(parameters: Iterable[Tensor]) -> None:
     """Give all processes the mean of their gradients of weights that are not split."""
     whole = [
-        one.grad for one in parameters if one.grad is not None and not isinstance(one, DTensor)
+        parameter.grad
+        for parameter in parameters
+        if parameter.grad is not None and not isinstance(parameter, DTensor)
     ]
     if not whole:
         return

@@ -37,7 +37,7 @@ def waiting(cause: Cause) -> Iterator[None]:
 
 def take_waits() -> dict[Cause, float]:
     """The seconds since the last call, by cause."""
-    found = dict(_seconds)
+    seconds = dict(_seconds)
     for cause in _seconds:
         _seconds[cause] = 0.0
-    return found
+    return seconds

@@ -55,15 +55,15 @@ class WeightFiles:
 
     def write(self, folder: Path) -> None:
         """Write the files, and their index if there are several; all processes call it."""
-        places: dict[str, tuple[Path, int]] = {}
+        locations: dict[str, tuple[Path, int]] = {}
         if self.accelerator.is_main_process:
-            places = self._lay_out(folder)
+            locations = self._lay_out(folder)
         for name, value in self._each():
-            path, offset = places.pop(name)
+            path, offset = locations.pop(name)
             with path.open("r+b") as stream:
                 stream.seek(offset)
                 stream.write(value.contiguous().numpy().data)
-        assert not places
+        assert not locations
 
     def find_differences(self, folder: Path) -> list[str]:
         """Weights whose values in the files are other ones; all processes call it.
@@ -75,13 +75,13 @@ class WeightFiles:
         files: dict[str, str] = {}
         if self.accelerator.is_main_process and index.is_file():
             files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        found = []
+        differing = []
         for name, value in self._each():
             # opened for every weight, or what was read would stay in memory
             with safe_open(folder / files.get(name, SAFE_WEIGHTS_NAME), "pt") as stream:
                 if not torch.equal(stream.get_tensor(name), value):
-                    found.append(name)
-        return found
+                    differing.append(name)
+        return differing
 
     def _each(self) -> Iterator[tuple[str, Tensor]]:
         """The weights as the files have them, in the main process; others only take part."""
@@ -92,8 +92,8 @@ class WeightFiles:
         ignored = set(self.model._keys_to_ignore_on_save or ())
         unit = self._find_unit()
         for _, group in groupby(self.weights(self._gather), lambda item: unit(item[0])):
-            kept = {name: value.float() for name, value in group if name not in ignored}
-            yield from revert_weight_conversion(self.model, kept).items()
+            weights = {name: value.float() for name, value in group if name not in ignored}
+            yield from revert_weight_conversion(self.model, weights).items()
 
     def _gather(self, value: Tensor) -> Tensor:
         is_main = self.accelerator.is_main_process
@@ -103,45 +103,47 @@ class WeightFiles:
     def _outlines(self) -> dict[str, Tensor]:
         ignored = set(self.model._keys_to_ignore_on_save or ())
         return {
-            name: one.float() for name, one in self.weights(without_storage) if name not in ignored
+            name: value.float()
+            for name, value in self.weights(without_storage)
+            if name not in ignored
         }
 
     def _find_unit(self) -> Callable[[str], str]:
-        """What weights must be converted together have in common."""
+        """Return the function that names the group in which a weight must be converted."""
         outlines = self._outlines()
         wanted = _shapes(revert_weight_conversion(self.model, dict(outlines)))
         for unit in (_itself, _layer):
-            found: dict[str, Tensor] = {}
+            converted: dict[str, Tensor] = {}
             for _, names in groupby(outlines, unit):
                 part = {name: outlines[name] for name in names}
-                found |= revert_weight_conversion(self.model, part)
-            if _shapes(found) == wanted:
+                converted |= revert_weight_conversion(self.model, part)
+            if _shapes(converted) == wanted:
                 return unit
         return lambda name: ""
 
     def _lay_out(self, folder: Path) -> dict[str, tuple[Path, int]]:
-        """Write the index and the heads of all files; file and place of every weight."""
+        """Write the index and the heads of all files; return file and offset of every weight."""
         converted = revert_weight_conversion(self.model, self._outlines())
         # parts of one tensor would each count as the whole
-        outlines = {name: torch.empty_like(one) for name, one in converted.items()}
+        outlines = {name: torch.empty_like(tensor) for name, tensor in converted.items()}
         split = split_torch_state_dict_into_shards(
             outlines, filename_pattern=FILE_NAMES, max_shard_size=self.file_size
         )
-        places: dict[str, tuple[Path, int]] = {}
+        locations: dict[str, tuple[Path, int]] = {}
         for file, names in split.filename_to_tensors.items():
             head, offsets = _head({name: outlines[name] for name in sorted(names)})
             (folder / file).write_bytes(head)
-            places |= {name: (folder / file, offset) for name, offset in offsets.items()}
+            locations |= {name: (folder / file, offset) for name, offset in offsets.items()}
         if split.is_sharded:
             total = {"total_parameters": self.model.num_parameters(), **split.metadata}
             index = {"metadata": total, "weight_map": split.tensor_to_filename}
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
-        return places
+        return locations
 
 
 def _shapes(outlines: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: one.shape for name, one in outlines.items()}
+    return {name: outline.shape for name, outline in outlines.items()}
 
 
 def _itself(name: str) -> str:
@@ -149,21 +151,21 @@ def _itself(name: str) -> str:
 
 
 def _layer(name: str) -> str:
-    found = LAYER.match(name)
-    return found.group() if found else name
+    match = LAYER.match(name)
+    return match.group() if match else name
 
 
 def _head(outlines: dict[str, Tensor]) -> tuple[bytes, dict[str, int]]:
-    """What precedes the data of float32 tensors in a safetensors file, and where each begins."""
-    ends, end = {}, 0
-    for name, one in outlines.items():
-        ends[name] = (end, end := end + prod(one.shape) * 4)
+    """The head of a safetensors file of float32 tensors, and where the data of each begins."""
+    spans, end = {}, 0
+    for name, outline in outlines.items():
+        spans[name] = (end, end := end + prod(outline.shape) * 4)
     tensors = {
-        name: {"dtype": "F32", "shape": list(one.shape), "data_offsets": list(ends[name])}
-        for name, one in outlines.items()
+        name: {"dtype": "F32", "shape": list(outline.shape), "data_offsets": list(spans[name])}
+        for name, outline in outlines.items()
     }
     content = {"__metadata__": {"format": "pt"}, **tensors}
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     head = len(text).to_bytes(8, "little") + text
-    return head, {name: len(head) + begin for name, (begin, _) in ends.items()}
+    return head, {name: len(head) + begin for name, (begin, _) in spans.items()}

@@ -73,12 +73,12 @@ def advice_for_all(shape: Shape, load: Load, gpus: int, usable: float) -> dict[s
 
     `rlhf ppo --lora.share-base` needs a reward model with adapters.
     """
-    found = {stage: advice(stage, shape, load, gpus, usable) for stage in STAGES}
-    if ADAPTERS["ppo"] in (found["ppo"].flags or ()):
+    by_stage = {stage: advice(stage, shape, load, gpus, usable) for stage in STAGES}
+    if ADAPTERS["ppo"] in (by_stage["ppo"].flags or ()):
         reward = advice("reward", shape, load, gpus, usable, ((LORA,),))
         why = "; ppo --lora.share-base needs adapters."
-        found["reward"] = replace(reward, sentence=reward.sentence.removesuffix(".") + why)
-    return found
+        by_stage["reward"] = replace(reward, sentence=reward.sentence.removesuffix(".") + why)
+    return by_stage
 
 
 def advice(
@@ -96,15 +96,19 @@ def advice(
     """
     if stage == "reference":
         return _reference_advice(shape, load, gpus, usable)
-    for option, one in _ways(stage, load, gpus, preferred):
-        if stage_bytes(stage, option, shape, one, gpus) <= usable:
-            return _fitting(stage, option, shape, one, gpus, usable, _added(load, one))
+    for option, variant in _ways(stage, load, gpus, preferred):
+        if stage_bytes(stage, option, shape, variant, gpus) <= usable:
+            return _fitting(stage, option, shape, variant, gpus, usable, _added(load, variant))
     lightest = replace(load, checkpointing=True, batch=1)
     count = 2 * gpus
     while count <= MAX_GPUS:
-        for one in (lightest, *_with_engines(stage, lightest, count)):
-            if stage_bytes(stage, FSDP, shape, replace(one, group=None), count) <= usable:
-                flags = (CHECKPOINTING, *_added(lightest, one), *_batch_flags(stage, one, count))
+        for variant in (lightest, *_with_engines(stage, lightest, count)):
+            if stage_bytes(stage, FSDP, shape, replace(variant, group=None), count) <= usable:
+                flags = (
+                    CHECKPOINTING,
+                    *_added(lightest, variant),
+                    *_batch_flags(stage, variant, count),
+                )
                 return Advice(f"{stage}: FSDP fits on {count} such GPUs with {' '.join(flags)}.")
         count *= 2
     return Advice(f"{stage}: {NOTHING_FITS}")
@@ -120,7 +124,7 @@ def _ways(
             options = [option for option in group if option in options_for(gpus)]
             for light in (load, checkpointed, replace(checkpointed, batch=1)):
                 loads = _with_engines(stage, light, gpus) if adds_engine else [light]
-                yield from ((option, one) for one in loads for option in options)
+                yield from ((option, variant) for variant in loads for option in options)
 
 
 def _with_engines(stage: str, load: Load, gpus: int) -> list[Load]:
@@ -148,13 +152,13 @@ def _fitting(
     """The advice to take an option; `added`: flags that were not asked for."""
     batch = _largest_batch(stage, option, shape, load, gpus, usable)
     load = replace(load, batch=batch)
-    words = " with ".join((f"{stage}: {option.name}", *([" ".join(added)] if added else ())))
+    choice = " with ".join((f"{stage}: {option.name}", *([" ".join(added)] if added else ())))
     flags = _option_flags(stage, option, load, gpus)
     flags += (CHECKPOINTING,) if load.checkpointing else ()
     if stage == "reward":
         flags += _unless(MAX_LENGTH, load.length, "--data.max-length")
     return Advice(
-        f"{words}, up to {_sequences(batch)} in a forward pass.",
+        f"{choice}, up to {_sequences(batch)} in a forward pass.",
         flags + _batch_flags(stage, load, gpus),
         gpus,
         phase_bytes(stage, option, shape, load, gpus),
@@ -214,24 +218,28 @@ def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> Adv
     lightest = replace(load, batch=1)
     length = _unless(NEW_TOKENS, load.length - load.length // 2, "--sampling.max-new-tokens")
     alone = replace(load, vllm=min(load.vllm, 1))  # an engine that is shared needs FSDP
-    for one in (alone, replace(alone, batch=1)):
-        if stage_bytes("reference", DDP, shape, one, gpus) <= usable:
-            batch = _largest_batch("reference", DDP, shape, one, gpus, usable)
+    for variant in (alone, replace(alone, batch=1)):
+        if stage_bytes("reference", DDP, shape, variant, gpus) <= usable:
+            batch = _largest_batch("reference", DDP, shape, variant, gpus, usable)
             sentence = f"reference: DDP, up to {_sequences(batch)} in a forward pass."
-            return Advice(sentence, (*_engine_flags(one), *length, f"--batch-size {batch}"), gpus)
-    for one in (load, lightest):
-        if load.vllm and stage_bytes("reference", FSDP, shape, one, gpus) <= usable:
-            engine = _engine_flags(one)
-            flags = ("--sharding fsdp", *engine, *length, f"--batch-size {one.batch}")
-            sentence = f"reference: FSDP, {_sequences(one.batch)} in a forward pass."
+            return Advice(
+                sentence, (*_engine_flags(variant), *length, f"--batch-size {batch}"), gpus
+            )
+    for variant in (load, lightest):
+        if load.vllm and stage_bytes("reference", FSDP, shape, variant, gpus) <= usable:
+            engine = _engine_flags(variant)
+            flags = ("--sharding fsdp", *engine, *length, f"--batch-size {variant.batch}")
+            sentence = f"reference: FSDP, {_sequences(variant.batch)} in a forward pass."
             return Advice(sentence, flags, gpus)
-    for one in (load, lightest):
-        count = _fewest_tensor_parallel(shape, one, gpus, usable)
+    for variant in (load, lightest):
+        count = _fewest_tensor_parallel(shape, variant, gpus, usable)
         if count:
             parallel = f"--parallel.tensor-parallel {count}"
-            flags = (parallel, *length, f"--batch-size {one.batch}")
-            words = f"each model in {count} processes, {_sequences(one.batch)} in a forward pass."
-            return Advice(f"reference: {words}", flags, count)
+            flags = (parallel, *length, f"--batch-size {variant.batch}")
+            description = (
+                f"each model in {count} processes, {_sequences(variant.batch)} in a forward pass."
+            )
+            return Advice(f"reference: {description}", flags, count)
     return Advice(f"reference: {NOTHING_FITS}")
 
 

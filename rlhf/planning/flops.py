@@ -37,7 +37,7 @@ EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")  # by f
 
 @dataclass
 class FlopCount:
-    """What models have done: operations, the tokens they read, and forward passes."""
+    """Counts of the models' work: operations, tokens read, and forward passes."""
 
     flops: float = 0.0
     tokens: int = 0
@@ -97,10 +97,10 @@ def _find_adapter(trunk: nn.Module) -> None:
 
 
 def take_flops() -> FlopCount:
-    """What was done since the last call."""
-    found = FlopCount(_done.flops, _done.tokens, _done.passes)
+    """The counts since the last call, which start anew."""
+    count = FlopCount(_done.flops, _done.tokens, _done.passes)
     _done.flops, _done.tokens, _done.passes = 0.0, 0, 0
-    return found
+    return count
 
 
 def _count_trunk(trunk: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -138,13 +138,14 @@ def attended_pairs(rows: int, length: int, named: dict[str, Any]) -> int:
     In a packed row of a prompt of P tokens and responses of R: P² + Σ R·(P + R). In a row of
     continuous batching: Σ of each sequence's new tokens times its tokens until now.
     """
-    ends = named.get("cu_seq_lens_q")
-    if ends is not None:
-        return _batched_pairs(ends, named["cu_seq_lens_k"], rows * length)
+    query_ends = named.get("cu_seq_lens_q")
+    if query_ends is not None:
+        return _batched_pairs(query_ends, named["cu_seq_lens_k"], rows * length)
     layout: Segments | None = named.get("layout")
     if layout is not None:
         return sum(
-            one.prompt**2 + sum(own * (one.prompt + own) for own in one.responses) for one in layout
+            segment.prompt**2 + sum(own * (segment.prompt + own) for own in segment.responses)
+            for segment in layout
         )
     cache: Any = named.get("past_key_values")
     before = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
@@ -221,31 +222,33 @@ def measure_matrices(trunk: nn.Module, adapters: tuple[str, ...] = ()) -> Matric
     text = config.get_text_config()
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    embedded = any(one.requires_grad for one in trunk.get_input_embeddings().parameters())  # type: ignore[operator]
+    embedded = any(weight.requires_grad for weight in trunk.get_input_embeddings().parameters())  # type: ignore[operator]
     total = reached = trained = 0
     last: dict[str, int] = {}
     for name, part in trunk.named_modules():
-        words = name.split(".")
-        weights = [] if _is_idle(words, adapters) else _multiplied(part, text)
+        name_parts = name.split(".")
+        weights = [] if _is_idle(name_parts, adapters) else _multiplied(part, text)
         size = sum(numbers for _, numbers in weights)
         if not size:
             continue
         total += size
         # what experts give is weighted, and the gradient of the weights needs it again
         is_needed = len(_shape(weights[-1][0])) == 3
-        last[next((word for word in words if word.isdigit()), "")] = 0 if is_needed else size
+        last[next((number for number in name_parts if number.isdigit()), "")] = (
+            0 if is_needed else size
+        )
         trained += sum(numbers for weight, numbers in weights if weight.requires_grad)
-        is_first = FIRST_LAYER in words and bool(READS_HIDDEN & set(words))
-        if embedded or not is_first or "lora_B" in words:
+        is_first = FIRST_LAYER in name_parts and bool(READS_HIDDEN & set(name_parts))
+        if embedded or not is_first or "lora_B" in name_parts:
             reached += size
     query_width = heads * width * text.num_hidden_layers
     return Matrices(total, reached, trained, total - sum(last.values()), query_width)
 
 
-def _is_idle(words: list[str], adapters: tuple[str, ...]) -> bool:
+def _is_idle(name_parts: list[str], adapters: tuple[str, ...]) -> bool:
     """Whether a module belongs to an adapter that is not in use."""
-    is_adapter = "lora_A" in words or "lora_B" in words
-    return is_adapter and words[-1] not in adapters
+    is_adapter = "lora_A" in name_parts or "lora_B" in name_parts
+    return is_adapter and name_parts[-1] not in adapters
 
 
 def _multiplied(part: nn.Module, config: Any) -> list[tuple[Tensor, int]]:
@@ -269,8 +272,10 @@ def experts_of(part: nn.Module, config: Any) -> list[nn.Parameter]:
 
 
 def _experts_per_token(config: Any) -> int:
-    found = next((one for name in EXPERTS_PER_TOKEN if (one := getattr(config, name, None))), 0)
-    return round(fmean(found)) if isinstance(found, list) else found  # one for each layer
+    experts = next(
+        (value for name in EXPERTS_PER_TOKEN if (value := getattr(config, name, None))), 0
+    )
+    return round(fmean(experts)) if isinstance(experts, list) else experts  # one for each layer
 
 
 def _shape(weight: Tensor) -> torch.Size:

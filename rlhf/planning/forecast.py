@@ -98,9 +98,11 @@ class Amount:
 
     def changed(self, given: dict[str, Any]) -> "Amount":
         """With the given fields in place of its own; those that are None stay."""
-        known = {one.name for one in fields(self)}
-        kept = {name: value for name, value in given.items() if value is not None and name in known}
-        return replace(self, **kept)
+        known = {field.name for field in fields(self)}
+        changes = {
+            name: value for name, value in given.items() if value is not None and name in known
+        }
+        return replace(self, **changes)
 
 
 def stride(prompts: int) -> int:
@@ -117,12 +119,12 @@ class Operations:
 
     def seconds(self, speed: "Speed") -> Phases:
         """Seconds of each phase on one device that does everything."""
-        found: Phases = {}
+        seconds: Phases = {}
         for part in (self.steps, self.around):
             for phase, number in part.items():
                 took = number / (speed.rate * speed.utilization[phase])
-                found[phase] = found.get(phase, 0.0) + took
-        return found
+                seconds[phase] = seconds.get(phase, 0.0) + took
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a stage will take: seconds of each phase over all devices, hours and price."""
+    """Forecast of a stage: seconds of each phase over all devices, hours and price."""
 
     seconds: Phases
     start_seconds: float

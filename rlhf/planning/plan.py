@@ -203,11 +203,11 @@ def _gib(size: float) -> str:
 def shard_plan(plan: Plan, layout: ShardLayout) -> Plan:
     """Shard a plan for one process that holds everything; gathered state is not counted."""
     is_split = layout.offload or layout.parts > 1
-    words = "in main memory" if layout.offload else f"sharded over {layout.parts}"
+    storage = "in main memory" if layout.offload else f"sharded over {layout.parts}"
 
     def held(items: Iterable[Item]) -> tuple[Item, ...]:
         return tuple(
-            replace(item, size=layout.held(item.state, item.size), why=f"{item.why}; {words}")
+            replace(item, size=layout.held(item.state, item.size), why=f"{item.why}; {storage}")
             if is_split and layout.shards(item.state)
             else item
             for item in items
@@ -220,13 +220,13 @@ def shard_plan(plan: Plan, layout: ShardLayout) -> Plan:
         held(plan.always),
         {phase: held(items) for phase, items in plan.phases.items()},
         whole_weights(
-            layout, sum(one.size for one in plan.always if one.state is MemoryKind.WEIGHTS)
+            layout, sum(item.size for item in plan.always if item.state is MemoryKind.WEIGHTS)
         ),
     )
 
 
 def whole_weights(layout: ShardLayout, size: float) -> tuple[Item, ...]:
-    """What ZeRO 3 needs while loading: all weights, `size` bytes, before it shards them."""
+    """Memory that ZeRO 3 needs while loading: all weights, `size` bytes, before it shards them."""
     if layout.strategy != "zero3":
         return ()
     return (Item("whole weights", size, "moved to the device before ZeRO 3 shards them"),)

@@ -164,7 +164,7 @@ def layer_bytes(
     bf16_weights: bool = False,
     lora_rank: int = 0,
 ) -> float:
-    """What one layer's forward pass keeps for the backward pass, for each token.
+    """Bytes that one layer's forward pass keeps for the backward pass, for each token.
 
     Counted from the operations of a pre-norm decoder in transformers (what each one saves), in the
     manner of Korthikanti et al. (arXiv 2205.05198, equation 1: 34·d + 5·heads·T, there for 16-bit
@@ -205,7 +205,7 @@ def activation_bytes(shape: Shape, one_pass: Pass, *, bf16: bool, padded: bool) 
 
 
 def kept_bytes(shape: Shape, one_pass: Pass, *, bf16: bool, padded: bool) -> float:
-    """What a forward pass of `tokens` tokens in sequences of `length` keeps: tokens · L · layer.
+    """Bytes that a pass over `tokens` tokens in sequences of `length` keeps: tokens · L · layer.
 
     With checkpointing tokens · 4·d·L: of each layer only the float32 input; with bf16 weights
     tokens · 2·d·L.
@@ -230,7 +230,7 @@ def at_work_bytes(shape: Shape, one_pass: Pass, *, bf16: bool, padded: bool) -> 
 
 
 def working_bytes(shape: Shape, tokens: int, length: int, *, bf16: bool) -> float:
-    """What one layer holds at a time when nothing is kept: about half of `layer_bytes`."""
+    """Bytes that one layer holds at a time when nothing is kept: about half of `layer_bytes`."""
     return tokens * layer_bytes(shape, length, bf16=bf16, padded=True) / 2
 
 
@@ -336,7 +336,7 @@ def copies(parameters: float, *, bf16: bool) -> list[Item]:
 def stepping_items(
     parameters: int, rounded: int | None = None, shape: Shape | None = None
 ) -> tuple[Item, ...]:
-    """What an optimizer step needs besides weights and moments; the fused AdamW nothing more.
+    """Memory of an optimizer step besides weights and moments; fused AdamW needs gradients only.
 
     Masters of bf16 weights are stepped one by one, which needs the float32 gradient of one; the
     largest is among those of `shape`.
@@ -344,8 +344,10 @@ def stepping_items(
     gradients = gradient_item(parameters, rounded)
     if not rounded or shape is None:
         return (gradients,)
-    one = FP32 * float(largest_matrix(shape))
-    return gradients, Item("gradient of one master", one, "float32, the largest matrix")
+    largest_gradient = FP32 * float(largest_matrix(shape))
+    return gradients, Item(
+        "gradient of one master", largest_gradient, "float32, the largest matrix"
+    )
 
 
 def largest_matrix(shape: Shape) -> int:

@@ -189,35 +189,35 @@ def _update(
     length, new = batch.sampled.length, batch.sampled.new
     rows = batch.episodes + batch.reference_rows
     of_policy = replace(one_pass, tokens=rows * length, length=length, lora_rank=roles.lora_rank)
-    words = f"{rows} × {length} tokens"
+    tokens = f"{rows} × {length} tokens"
     positions = f"{rows} × {new} positions, {part_of_vocabulary(shape)}"
     layer_of_policy = at_work_bytes(shape, of_policy, bf16=bf16, padded=True)
     moments: list[tuple[Item, ...]] = [
         (Item("logits", block_bytes(shape, rows * new, backward=True), positions),),
-        (Item("policy: layer at work", layer_of_policy, words),),
+        (Item("policy: layer at work", layer_of_policy, tokens),),
     ]
     if roles.critic == "own":
         rank = roles.critic_rank if roles.share_base else 0
         of_critic = replace(of_policy, tokens=batch.episodes * length, lora_rank=rank)
-        words_of_critic = f"{batch.episodes} × {length} tokens"
+        tokens_of_critic = f"{batch.episodes} × {length} tokens"
         activations = kept_bytes(reward, of_critic, bf16=bf16, padded=True)
         layer_of_critic = at_work_bytes(reward, of_critic, bf16=bf16, padded=True)
         logits_held = float(FP32 * shape.vocabulary * rows * new * shape.whole_logits)
         critic = [
-            Item("critic: activations", activations, words_of_critic),
-            Item("critic: layer at work", layer_of_critic, words_of_critic),
+            Item("critic: activations", activations, tokens_of_critic),
+            Item("critic: layer at work", layer_of_critic, tokens_of_critic),
             Item("logits", logits_held, positions),
         ]
         moments.append(tuple(item for item in critic if item.size))
     kept = kept_bytes(shape, of_policy, bf16=bf16, padded=True)
     largest = max(moments, key=lambda items: sum(item.size for item in items))
-    return (Item("policy: activations", kept, words), *largest)
+    return (Item("policy: activations", kept, tokens), *largest)
 
 
 def bytes_at_output(
     shape: Shape, batch: PPOBatch, *, bf16: bool, checkpointing: bool, bf16_weights: bool
 ) -> float:
-    """What is computed when the backward pass is at the policy's output matrix."""
+    """Bytes of what is computed when the backward pass is at the policy's output matrix."""
     rows, length = batch.episodes + batch.reference_rows, batch.sampled.length
     one_pass = Pass(rows * length, length, checkpointing, bf16_weights)
     kept = kept_bytes(shape, one_pass, bf16=bf16, padded=True)
@@ -393,8 +393,8 @@ def _frozen(
 
 def _base(shape: Shape, roles: Roles, *, bf16: bool) -> Item:
     """The one frozen model; in 4 bits its embeddings and output matrix stay as they are."""
-    size, words = frozen_precision(bf16=bf16)
+    size, precision = frozen_precision(bf16=bf16)
     if not roles.four_bits:
-        return Item("shared base: weights", size * shape.parameters, f"{words}, frozen")
+        return Item("shared base: weights", size * shape.parameters, f"{precision}, frozen")
     held = packed_bytes(shape, shape.parameters, size)
-    return Item("shared base: weights", held, f"4 bits, frozen; the rest {words}")
+    return Item("shared base: weights", held, f"4 bits, frozen; the rest {precision}")

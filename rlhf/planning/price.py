@@ -1,4 +1,4 @@
-"""What stages cost: hours of devices and of annotators, and the price of the devices' hours.
+"""The cost of stages: hours of devices and of annotators, and the price of the devices' hours.
 
 device-hours = seconds of a stage · processes / 3600, over all its attempts
 price        = device-hours · price of a device for an hour
@@ -23,7 +23,7 @@ Cost = dict[str, Any]
 
 
 def cost_of(run: RunDir, price_per_hour: float | None) -> Cost:
-    """What a stage has cost until now.
+    """The cost of a stage until now.
 
     Args:
         run: its folder.
@@ -33,7 +33,7 @@ def cost_of(run: RunDir, price_per_hour: float | None) -> Cost:
 
 
 def cost_of_stages(runs: Sequence[RunDir], price_per_hour: float | None) -> Cost:
-    """What several stages have cost together.
+    """The cost of several stages together.
 
     The annotators' hours are in the manifest of the export that a stage trains on; the newest
     export has all of them.
@@ -42,13 +42,13 @@ def cost_of_stages(runs: Sequence[RunDir], price_per_hour: float | None) -> Cost
 
 
 def cost_of_loop(run: RunDir, price_per_hour: float | None) -> Cost:
-    """What all rounds of a loop have cost until now: also commands that have no run folder.
+    """The cost of all rounds of a loop until now, also of commands that have no run folder.
 
     Args:
         run: of the loop.
         price_per_hour: of one device; None: only hours are known.
     """
-    stages = [RunDir(one.parent) for one in sorted(run.path.glob("round-*/*/stage.json"))]
+    stages = [RunDir(file.parent) for file in sorted(run.path.glob("round-*/*/stage.json"))]
     seconds = sum(map(device_seconds, stages)) + seconds_on_devices(run)
     return _cost(stages, seconds, price_per_hour)
 
@@ -57,12 +57,12 @@ def _cost(runs: Sequence[RunDir], seconds: float, price_per_hour: float | None) 
     hours = [_annotator_hours(_rankings_of(run)) for run in runs]
     return {
         **cost_of_seconds(seconds, price_per_hour),
-        "annotator_hours": max((one for one in hours if one is not None), default=None),
+        "annotator_hours": max((value for value in hours if value is not None), default=None),
     }
 
 
 def cost_of_seconds(seconds: float, price_per_hour: float | None) -> Cost:
-    """What some device-seconds cost; no annotator's hours belong to them.
+    """The cost of some device-seconds; no annotator's hours belong to them.
 
     Worked example: 1,800 device-seconds at 3 an hour are half an hour and cost 1.5.
     """
@@ -78,7 +78,7 @@ def cost_of_seconds(seconds: float, price_per_hour: float | None) -> Cost:
 def cost_of_chain(
     run: RunDir, price_per_hour: float | None, win_rate: Mapping[str, Mapping[str, Any]]
 ) -> Cost:
-    """What an evaluation and the stages that made its policy cost, and a point of win rate."""
+    """The cost of an evaluation and of the stages that made its policy, with a price per point."""
     return with_price_per_point(cost_of_stages(_chain(run), price_per_hour), win_rate)
 
 
@@ -121,16 +121,16 @@ def _chain(run: RunDir) -> list[RunDir]:
     Of its other inputs only those count that made the policy, too: not a judge, nor what the policy
     is compared with.
     """
-    found: dict[Path, RunDir] = {run.path.resolve(): run}
+    stages: dict[Path, RunDir] = {run.path.resolve(): run}
     paths = [input_path(run, "policy")]
     while paths:
         path = paths.pop()
-        for one in map(RunDir, (path, path.parent)):
-            place = one.path.resolve()
-            if place not in found and one.stage_file.is_file():
-                found[place] = one
-                paths += [input_path(one, name) for name in one.inputs]
-    return list(found.values())
+        for stage in map(RunDir, (path, path.parent)):
+            folder = stage.path.resolve()
+            if folder not in stages and stage.stage_file.is_file():
+                stages[folder] = stage
+                paths += [input_path(stage, name) for name in stage.inputs]
+    return list(stages.values())
 
 
 def input_path(run: RunDir, name: str) -> Path:
@@ -141,8 +141,12 @@ def input_path(run: RunDir, name: str) -> Path:
         name: of the input, such as policy or rankings.
     """
     path, begun = Path(run.inputs[name]["path"]), begun_in(run)
-    places = [*([begun / path] if begun else []), path]
-    there = (one for one in places if one.exists() or RunDir(one.parent).stage_file.is_file())
+    candidates = [*([begun / path] if begun else []), path]
+    there = (
+        candidate
+        for candidate in candidates
+        if candidate.exists() or RunDir(candidate.parent).stage_file.is_file()
+    )
     return next(there, path)
 
 
@@ -172,14 +176,14 @@ def _annotator_hours(rankings: Path | None) -> float | None:
 
 def cost_in_words(cost: Mapping[str, Any]) -> str:
     """A cost in a sentence: what of it is known."""
-    words = f"Cost: {amount(cost['device_hours'])} device-hours"
+    sentence = f"Cost: {amount(cost['device_hours'])} device-hours"
     if cost["price"] is not None:
-        words += f" at {amount(cost['price_per_hour'])} each: {amount(cost['price'])}"
+        sentence += f" at {amount(cost['price_per_hour'])} each: {amount(cost['price'])}"
     if cost["annotator_hours"]:
-        words += f", and {amount(cost['annotator_hours'])} annotator-hours"
+        sentence += f", and {amount(cost['annotator_hours'])} annotator-hours"
     if cost.get("price_per_point") is not None:
-        words += f"; {amount(cost['price_per_point'])} for a point of win rate"
-    return f"{words}."
+        sentence += f"; {amount(cost['price_per_point'])} for a point of win rate"
+    return f"{sentence}."
 
 
 def amount(value: float) -> str:

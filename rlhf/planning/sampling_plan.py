@@ -26,7 +26,7 @@ VLLM_TOKENS = 8192  # in one of its passes, at most; its own choice is this or t
 def sampling_items(
     shape: Shape, batch: SampleBatch, *, bf16: bool, trained: float | None = None
 ) -> tuple[Item, ...]:
-    """What sampling adds: copies of `trained` weights, of all matrices where it is None."""
+    """Memory that sampling adds: copies of `trained` weights, of all matrices where it is None."""
     count, prompt = batch.sequences, batch.prompt
     cache = kv_cache_bytes(shape, count * batch.length, bf16=bf16)
     layer = working_bytes(shape, count * prompt, prompt, bf16=bf16)
@@ -41,25 +41,25 @@ def sampling_items(
 def vllm_items(
     shape: Shape, batch: SampleBatch, parts: int, *, bf16: bool, lora_rank: int = 0
 ) -> tuple[Item, ...]:
-    """What vLLM holds in each of `parts` processes that share it; of 0 nothing.
+    """Memory that vLLM takes in each of `parts` processes that share it; none if these are 0.
 
     With bf16 it gets adapters of `lora_rank`; else they are merged.
     """
     if not parts:
         return ()
-    size, words = frozen_precision(bf16=bf16)
+    size, precision = frozen_precision(bf16=bf16)
     part, sequences = tensor_parallel_shape(shape, parts), batch.sequences * parts
     cache = vllm_cache_bytes(part, sequences, batch.length, size)
     share = "a copy" if parts == 1 else f"a copy in {parts} parts"
     adapters = float(size * lora_rank * shape.lora_rows if bf16 else 0)
     return (
-        Item("vLLM: weights", float(size * part.parameters), f"{words}, {share}"),
+        Item("vLLM: weights", float(size * part.parameters), f"{precision}, {share}"),
         Item(
             "vLLM: keys and values",
             float(cache),
             f"{sequences + 1} sequences of {batch.length} tokens",
         ),
-        *((Item("vLLM: adapters", adapters, words),) if adapters else ()),
+        *((Item("vLLM: adapters", adapters, precision),) if adapters else ()),
     )
 
 
@@ -116,7 +116,7 @@ def _vllm_loading(shape: Shape, parts: int, *, bf16: bool, is_gathered: bool, me
     vLLM keeps what it is given until a layer is whole (gate and up are one), then makes the layer
     and copies it. What is gathered, or merged with adapters in float32, is given as a copy.
     """
-    size, words = frozen_precision(bf16=bf16)
+    size, precision = frozen_precision(bf16=bf16)
     copied = (FP32 if merges else size) * is_gathered
     fused = (2 if shape.gated else 1) * shape.inner * shape.hidden
     product = FP32 * shape.inner * shape.hidden * merges  # of one matrix's adapters
@@ -124,7 +124,7 @@ def _vllm_loading(shape: Shape, parts: int, *, bf16: bool, is_gathered: bool, me
         (FP32 if merges else copied) * fused + product + size * fused / parts,
         (copied + size / parts) * shape.vocabulary * shape.hidden,
     )
-    return Item("vLLM: layer given", float(max(layers)), f"the largest; {words} there")
+    return Item("vLLM: layer given", float(max(layers)), f"the largest; {precision} there")
 
 
 def vllm_pass_tokens(requests: int, length: int) -> int:

@@ -230,7 +230,7 @@ def reading_bytes(
 
 def options_for(gpus: int) -> tuple[Option, ...]:
     """Those that so many devices can follow: one has nothing to shard with."""
-    return tuple(one for one in OPTIONS if gpus > 1 or one.strategy == "ddp")
+    return tuple(option for option in OPTIONS if gpus > 1 or option.strategy == "ddp")
 
 
 def reads_sharded(stage: str, option: Option, load: Load) -> bool:
@@ -351,8 +351,8 @@ def phase_bytes(
     plan = plan_of(stage, option, shape, load, gpus)
     held = sum(item.size for item in plan.always)
     sizes, parts = sizes_of(stage, shape, load), parts_of(option, load, gpus)
-    how = {"checkpointing": load.checkpointing, "bf16_weights": option.bf16_weights}
-    at_output = bytes_at_output(shape, load.ppo_batch, bf16=True, **how)
+    pass_settings = {"checkpointing": load.checkpointing, "bf16_weights": option.bf16_weights}
+    at_output = bytes_at_output(shape, load.ppo_batch, bf16=True, **pass_settings)
     phases = {}
     for phase, items in plan.phases.items():
         activations = sum(item.size for item in items if item.state is MemoryKind.ACTIVATIONS)

@@ -67,11 +67,11 @@ def reward_plan(
 
 def _beneath_adapters(shape: Shape, adapter: str, *, bf16: bool) -> Item:
     """The frozen trunk."""
-    size, words = frozen_precision(bf16=bf16)
-    held, why = float(size * shape.trunk), f"{words}, frozen"
+    size, precision = frozen_precision(bf16=bf16)
+    held, why = float(size * shape.trunk), f"{precision}, frozen"
     if adapter != "lora":
         held = packed_bytes(shape, shape.trunk, size)
-        why = f"4 bits, frozen; embeddings in {words}"
+        why = f"4 bits, frozen; embeddings in {precision}"
     return Item("reward model: weights", held, why, MemoryKind.WEIGHTS)
 
 

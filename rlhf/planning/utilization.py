@@ -141,18 +141,20 @@ class Laps:
         seconds = rest[: len(laps)]
         flops = [value / self._tensor_parallel for value in rest[len(laps) :]]
         whole = max(sum(seconds), 1e-9)
-        found = {
+        metrics = {
             "speed/tokens_per_second": tokens / self._tensor_parallel * processes / whole,
             "speed/tokens_per_pass": tokens / max(passes, 1),
             "speed/tflops": sum(flops) / whole / TERA,
             "speed/utilization": sum(flops) / whole / self._rate,
         }
         if len(laps) > 1:
-            for name, one, taken in zip(self._laps, flops, seconds, strict=True):
-                found[f"speed/utilization_{name}"] = one / max(taken, 1e-9) / self._rate
+            for name, operations, lap_seconds in zip(self._laps, flops, seconds, strict=True):
+                metrics[f"speed/utilization_{name}"] = (
+                    operations / max(lap_seconds, 1e-9) / self._rate
+                )
         for cause, waited in zip(WAITS, waits, strict=True):
-            found[f"seconds/waiting_for_{cause}"] = waited / processes
-        return {name: float(f"{value:.4g}") for name, value in found.items()}
+            metrics[f"seconds/waiting_for_{cause}"] = waited / processes
+        return {name: float(f"{value:.4g}") for name, value in metrics.items()}
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def describe_use(
     all_counted: bool = True,
     profiling: str = "",
 ) -> dict[str, Any] | None:
-    """What a run's metrics say of its speed; None where no step was measured.
+    """A run's speed by its metrics; None where no step was measured.
 
     Args:
         rows: the metrics of its steps; those of an earlier version have no speed.
@@ -237,16 +239,16 @@ def advise(
     longer_passes: str,
     profiling: str = "",
 ) -> str:
-    """What to change, in a sentence: the largest wait of a fifth of the time or more.
+    """Advice in a sentence: on the largest wait of a fifth of the time or more.
 
     Else, where less than a tenth of the device is used: sampling, if it takes half of the time, or
     passes of fewer than 512 tokens. Where none of these was measured: `profiling`, a flag that
     shows more, or nothing if there is none.
     """
-    cause = max(waits, key=lambda one: waits[one])
+    cause = max(waits, key=lambda name: waits[name])
     if waits[cause] >= NOTABLE_WAIT:
-        what, remedy = LACKING[cause]
-        return f"{waits[cause]:.0%} of the time was spent {what}: {remedy}."
+        activity, remedy = LACKING[cause]
+        return f"{waits[cause]:.0%} of the time was spent {activity}: {remedy}."
     if utilization >= LOW_UTILIZATION:
         return ""
     used = f"{utilization:.1%} of the device was used"

@@ -29,24 +29,24 @@ STAGE_KINDS: Kinds = {
 class Document(dict[str, Any]):
     """An object of a document, for which a missing key is an InputError that names the file."""
 
-    place = "A document"
+    location = "A document"
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], place: str) -> Self:
-        """A JSON object, and all objects in it, as documents; `place` is for errors."""
-        document = cls({key: cls._within(one, place) for key, one in content.items()})
-        document.place = place
+    def of(cls, content: Mapping[str, Any], location: str) -> Self:
+        """A JSON object, and all objects in it, as documents; `location` is for errors."""
+        document = cls({key: cls._within(value, location) for key, value in content.items()})
+        document.location = location
         return document
 
     @classmethod
-    def _within(cls, value: Any, place: str) -> Any:
+    def _within(cls, value: Any, location: str) -> Any:
         if isinstance(value, list):
-            return [cls._within(one, place) for one in value]
-        return cls.of(value, place) if isinstance(value, dict) else value
+            return [cls._within(item, location) for item in value]
+        return cls.of(value, location) if isinstance(value, dict) else value
 
     def __missing__(self, key: str) -> Any:
         """Raise an InputError that names the file and the missing key."""
-        raise InputError(f"{self.place} has no {key!r}", REMEDY)
+        raise InputError(f"{self.location} has no {key!r}", REMEDY)
 
 
 def read_document(path: Path, kinds: Kinds | None = None) -> Document:
@@ -80,13 +80,13 @@ def read_stage_document(path: Path) -> Document:
     for name in ("started_at", "finished_at"):
         _require_date(content.get(name), str(path))
     for name, value in content.get("inputs", {}).items():
-        place = f"{path} (input {name[:80]})"
-        require_kinds({name: value}, {name: dict}, place)
-        require_kinds(value, {"path": str, "hash": str}, place)
+        location = f"{path} (input {name[:80]})"
+        require_kinds({name: value}, {name: dict}, location)
+        require_kinds(value, {"path": str, "hash": str}, location)
     return content
 
 
-def require_kinds(value: Mapping[str, Any], kinds: Kinds, place: str) -> None:
+def require_kinds(value: Mapping[str, Any], kinds: Kinds, location: str) -> None:
     """Refuse an object with values of other types; keys may be absent.
 
     Raises:
@@ -96,15 +96,15 @@ def require_kinds(value: Mapping[str, Any], kinds: Kinds, place: str) -> None:
         if key in value and not isinstance(value[key], kind):
             expected = getattr(kind, "__name__", str(kind))
             raise InputError(
-                f"{place} has {key!r} as {str(value[key])[:80]!r}, not as {expected}", REMEDY
+                f"{location} has {key!r} as {str(value[key])[:80]!r}, not as {expected}", REMEDY
             )
 
 
-def _require_date(text: str | None, place: str) -> None:
+def _require_date(text: str | None, location: str) -> None:
     """Refuse text that is not a date with a time zone."""
     try:
         valid = text is None or datetime.fromisoformat(text).tzinfo is not None
     except ValueError:
         valid = False
     if not valid:
-        raise InputError(f"{place} has {str(text)[:80]!r} in place of a date", REMEDY)
+        raise InputError(f"{location} has {str(text)[:80]!r} in place of a date", REMEDY)

@@ -8,7 +8,7 @@ SAMPLE_BYTES = 4096
 
 _State = tuple[tuple[str, int, int, int, int], ...]  # of a folder's files
 
-_found: dict[tuple[Path, tuple[str, ...]], tuple[_State, str]] = {}
+_digests: dict[tuple[Path, tuple[str, ...]], tuple[_State, str]] = {}
 
 
 def file_hash(path: Path) -> str:
@@ -27,15 +27,15 @@ def folder_hash(folder: Path, patterns: tuple[str, ...] = ("*",)) -> str:
 
 def known_folder_hash(folder: Path, patterns: tuple[str, ...]) -> str:
     """`folder_hash`, computed again only where files were changed since this process knows it."""
-    found = _found.get((folder.absolute(), patterns))
-    if found is None or found[0] != _state(folder, patterns):
+    known = _digests.get((folder.absolute(), patterns))
+    if known is None or known[0] != _state(folder, patterns):
         take_folder_hash(folder, patterns, folder_hash(folder, patterns))
-    return _found[folder.absolute(), patterns][1]
+    return _digests[folder.absolute(), patterns][1]
 
 
-def take_folder_hash(folder: Path, patterns: tuple[str, ...], found: str) -> None:
+def take_folder_hash(folder: Path, patterns: tuple[str, ...], digest: str) -> None:
     """Know the hash of a folder that another process has computed."""
-    _found[folder.absolute(), patterns] = (_state(folder, patterns), found)
+    _digests[folder.absolute(), patterns] = (_state(folder, patterns), digest)
 
 
 def sampled_hash(path: Path, patterns: tuple[str, ...] = ("*",)) -> str:
@@ -62,7 +62,7 @@ def text_hash(text: str) -> str:
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
-    return sorted({file for one in patterns for file in folder.glob(one) if file.is_file()})
+    return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
 
 
 def _state(folder: Path, patterns: tuple[str, ...]) -> _State:

@@ -40,37 +40,39 @@ class BadLineError(InputError):
     """One line of a file cannot be used; its message starts with file:line."""
 
 
-def parse_line(text: str, place: str) -> JsonObject:
+def parse_line(text: str, location: str) -> JsonObject:
     """Parse one line as a JSON object.
 
     Raises:
         BadLineError: the line is not a JSON object, is nested too deep, or has an integer of
-            thousands of digits or an unpaired surrogate; the message starts with `place`
+            thousands of digits or an unpaired surrogate; the message starts with `location`
             (file:line).
     """
     try:
         value = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         raise BadLineError(
-            f"{place}: not valid JSON ({error.msg} at column {error.colno}): {text.strip()[:80]!r}",
+            f"{location}: not valid JSON ({error.msg} at column {error.colno}): "
+            f"{text.strip()[:80]!r}",
             "Fix or delete the line; every line must be one JSON object.",
         ) from None
     except ValueError:  # Python refuses longer ones: parsing takes quadratic time
         digits = sys.get_int_max_str_digits()
         raise BadLineError(
-            f"{place}: an integer of more than {digits} digits", "Fix or delete the line."
+            f"{location}: an integer of more than {digits} digits", "Fix or delete the line."
         ) from None
     except RecursionError:
-        _refuse_deep(place)
+        _refuse_deep(location)
     if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
-        _refuse_deep(place)
+        _refuse_deep(location)
     if not isinstance(value, dict):
         raise BadLineError(
-            f"{place}: expected a JSON object, found {type(value).__name__}: {text.strip()[:80]!r}",
+            f"{location}: expected a JSON object, found {type(value).__name__}: "
+            f"{text.strip()[:80]!r}",
             'Write one object per line, for example {"prompt": "Hello"}.',
         )
     if ESCAPED_SURROGATE.search(text):
-        _require_whole_characters(value, place)
+        _require_whole_characters(value, location)
     return value
 
 
@@ -78,10 +80,10 @@ def is_deep(value: Any) -> bool:
     """Whether objects and lists are nested more than `MAX_DEPTH` deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [child for one in level for child in _children(one)]
+        level = [child for item in level for child in _children(item)]
         if not level:
             return False
-    return any(isinstance(one, dict | list) for one in level)
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def _children(value: Any) -> Iterable[Any]:
@@ -90,19 +92,19 @@ def _children(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _refuse_deep(place: str) -> NoReturn:
+def _refuse_deep(location: str) -> NoReturn:
     raise BadLineError(
-        f"{place}: nested more than {MAX_DEPTH} deep", "Fix or delete the line."
+        f"{location}: nested more than {MAX_DEPTH} deep", "Fix or delete the line."
     ) from None
 
 
-def _require_whole_characters(value: JsonObject, place: str) -> None:
+def _require_whole_characters(value: JsonObject, location: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise BadLineError(
-            f"{place}: {half} is half a character (a surrogate without its other half)",
+            f"{location}: {half} is half a character (a surrogate without its other half)",
             "Fix or delete the line; text that was cut within a character ends like this.",
         ) from None
 
@@ -123,16 +125,16 @@ def read_lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[s
             yield f"{path}:{number}", line
 
 
-def text_of(line: str, place: str) -> str:
+def text_of(line: str, location: str) -> str:
     """`text` of a line of JSON.
 
     Raises:
         BadLineError: the line cannot be parsed, or has no text.
     """
-    text = parse_line(line, place).get("text")
+    text = parse_line(line, location).get("text")
     if not isinstance(text, str):
         raise BadLineError(
-            f"{place}: no text (expected a string under `text`)",
+            f"{location}: no text (expected a string under `text`)",
             'Write lines such as {"text": "…"}, or give a .txt file.',
         )
     return text
@@ -221,14 +223,14 @@ def expansion_limit(packed_bytes: int) -> int:
     return max(FREE_EXPANSION, MAX_EXPANSION * packed_bytes)
 
 
-def refuse_expansion(place: str) -> NoReturn:
+def refuse_expansion(location: str) -> NoReturn:
     """Refuse a file that unpacks to far more than text does.
 
     Raises:
         BadLineError: always.
     """
     raise BadLineError(
-        f"{place}: unpacks to more than {MAX_EXPANSION} times its size",
+        f"{location}: unpacks to more than {MAX_EXPANSION} times its size",
         "It looks like a decompression bomb. If it is yours, unpack it first.",
     )
 
@@ -240,8 +242,8 @@ def read_jsonl(path: Path) -> Iterator[JsonObject]:
         InputError: the file does not exist or is not UTF-8.
         BadLineError: a line is not a JSON object.
     """
-    for place, line in read_lines(path):
-        yield parse_line(line, place)
+    for location, line in read_lines(path):
+        yield parse_line(line, location)
 
 
 def write_jsonl(path: Path, objects: Iterable[JsonObject]) -> int:
@@ -322,8 +324,8 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def flush_folder(path: Path) -> None:
     """Flush a folder and everything in it to disk."""
-    for one in (*path.rglob("*"), path):
-        flush(one)
+    for entry in (*path.rglob("*"), path):
+        flush(entry)
 
 
 def flush(path: Path) -> None:

@@ -50,13 +50,15 @@ class ParquetRows(Sequence[Row], Generic[Row]):
 
     def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
         if isinstance(index, slice):
-            return tuple(self[place] for place in range(*index.indices(len(self))))
-        place = range(len(self))[index]
-        number = bisect_right(self._ends, place)
+            return tuple(self[position] for position in range(*index.indices(len(self))))
+        position = range(len(self))[index]
+        number = bisect_right(self._ends, position)
         begin = self._ends[number - 1] if number else 0
-        ends = self._group_ends(number)
-        group = bisect_right(ends, place - begin)
-        return self._group(number, group)[place - begin - ends[group]]  # counted from its end
+        group_ends = self._group_ends(number)
+        group = bisect_right(group_ends, position - begin)
+        return self._group(number, group)[
+            position - begin - group_ends[group]
+        ]  # counted from its end
 
     def check(self, file: Path) -> None:
         """Check a file, unless it was checked before; raises what `require_valid` raises."""
@@ -96,13 +98,13 @@ class RowGroups(Sequence[tuple[Row, ...]], Generic[Row]):
 
     Args:
         rows: all there are.
-        places: of the rows that belong to a group.
+        indices: of the rows that belong to a group.
         size: rows of each group.
     """
 
-    def __init__(self, rows: ParquetRows[Row], places: range, size: int) -> None:
+    def __init__(self, rows: ParquetRows[Row], indices: range, size: int) -> None:
         self._rows = rows
-        self._starts = places[::size]
+        self._starts = indices[::size]
         self._size = size
 
     def __len__(self) -> int:
@@ -116,6 +118,6 @@ class RowGroups(Sequence[tuple[Row, ...]], Generic[Row]):
 
     def __getitem__(self, index: int | slice) -> tuple[Row, ...] | list[tuple[Row, ...]]:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+            return [self[position] for position in range(*index.indices(len(self)))]
         first = self._starts[index]
         return self._rows[first : first + self._size]

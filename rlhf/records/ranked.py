@@ -79,9 +79,9 @@ def iterate_ranked(folder: Path, wanted: Container[int] | None = None) -> Iterat
         BadLineError: a line is malformed.
     """
     lines = (line for split in SPLITS for line in read_lines(folder / f"{split}.jsonl"))
-    for number, (place, line) in enumerate(lines):
+    for number, (location, line) in enumerate(lines):
         if wanted is None or number in wanted:
-            yield _parse(line, place)
+            yield _parse(line, location)
 
 
 def read_ranked_file(path: Path) -> list[RankedPrompt]:
@@ -91,7 +91,7 @@ def read_ranked_file(path: Path) -> list[RankedPrompt]:
         InputError: the file does not exist.
         BadLineError: a line is malformed; the message starts with file:line.
     """
-    return [_parse(line, place) for place, line in read_lines(path)]
+    return [_parse(line, location) for location, line in read_lines(path)]
 
 
 def find_prompts(folder: Path, ids: Collection[str]) -> dict[str, Prompt]:
@@ -101,26 +101,26 @@ def find_prompts(folder: Path, ids: Collection[str]) -> dict[str, Prompt]:
         InputError: a file does not exist.
         BadLineError: the line of one of them is malformed.
     """
-    found: dict[str, Prompt] = {}
-    quoted = (json.dumps(one, ensure_ascii=False) for one in ids)
+    prompts: dict[str, Prompt] = {}
+    quoted = (json.dumps(id_, ensure_ascii=False) for id_ in ids)
     names = re.compile("|".join(map(re.escape, quoted)) or "$^")
     lines = (line for split in reversed(SPLITS) for line in read_lines(folder / f"{split}.jsonl"))
-    for place, line in lines:
-        if len(found) == len(set(ids)):
+    for location, line in lines:
+        if len(prompts) == len(set(ids)):
             break
         if names.search(line):  # it may also be the id of something else
-            prompt = _parse(line, place).prompt
-            found |= {prompt.id: prompt} if prompt.id in ids else {}
-    return found
+            prompt = _parse(line, location).prompt
+            prompts |= {prompt.id: prompt} if prompt.id in ids else {}
+    return prompts
 
 
-def _parse(line: str, place: str) -> RankedPrompt:
+def _parse(line: str, location: str) -> RankedPrompt:
     try:
-        return RankedPrompt.from_json(parse_line(line, place))
+        return RankedPrompt.from_json(parse_line(line, location))
     except BadLineError:
         raise
     except InputError as error:
-        raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+        raise BadLineError(f"{location}: {error.problem}", error.remedy) from None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

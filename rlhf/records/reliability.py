@@ -75,8 +75,8 @@ def labels_of(judged: str, annotator: str, tiers: Sequence[Sequence[str]]) -> It
         annotator: who ranked.
         tiers: ids of responses, best first.
     """
-    for place, tier in enumerate(tiers):
-        others = [name for worse in tiers[place + 1 :] for name in worse]
+    for rank, tier in enumerate(tiers):
+        others = [name for worse in tiers[rank + 1 :] for name in worse]
         for winner, loser in product(tier, others):
             first, second = sorted((winner, loser))
             yield PairLabel((judged, first, second), annotator, winner == first)
@@ -100,7 +100,7 @@ def reliability_of_shared(labels: Sequence[PairLabel]) -> dict[str, Reliability]
     sign = np.array([1.0 if label.first_wins else -1.0 for label in shared])
     accuracy = run_em(item, annotator, sign)
     signs = csr_array((sign, (item, annotator)), (len(numbers), len(who)))
-    _, judged = np.unique([what for what, _, _ in numbers], return_inverse=True)
+    _, judged = np.unique([task for task, _, _ in numbers], return_inverse=True)
     return {
         str(name): Reliability(float(value), *interval, int(count))
         for name, value, interval, count in zip(
@@ -189,9 +189,9 @@ def _distinct_rows(signs: "csr_array") -> tuple["csr_array", Int[ndarray, " U"]]
     with_first = signs.data == signs.data[starts].repeat(np.diff(signs.indptr))
     rows = np.split(2 * signs.indices + with_first, starts[1:])
     names = [row.tobytes() for row in rows]
-    places = {name: place for place, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
     counts = Counter(names)
-    return signs[list(places.values())], np.array([counts[name] for name in places])
+    return signs[list(indices.values())], np.array([counts[name] for name in indices])
 
 
 def _find_end(left: Callable[[float], float], inside: float, last: float, beyond: float) -> float:
@@ -245,15 +245,15 @@ def _fit_others(
     from scipy.special import expit, logit
 
     number = counts @ abs(patterns)
-    found = accuracy.copy()
-    found[annotator] = v
+    fitted = accuracy.copy()
+    fitted[annotator] = v
     for _ in range(PROFILE_STEPS):
-        lead = expit(patterns @ logit(found)) - 0.5
-        before, found = found, (1 + number / 2 + (counts * lead) @ patterns) / (2 + number)
-        found[annotator] = v
-        if np.abs(found - before).max() < PROFILE_TOLERANCE:
+        lead = expit(patterns @ logit(fitted)) - 0.5
+        before, fitted = fitted, (1 + number / 2 + (counts * lead) @ patterns) / (2 + number)
+        fitted[annotator] = v
+        if np.abs(fitted - before).max() < PROFILE_TOLERANCE:
             break
-    return found
+    return fitted
 
 
 def _design_effects(

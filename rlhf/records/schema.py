@@ -66,7 +66,7 @@ def _optional(value: JsonObject, name: str, kind: type, record: str, default: An
 def _list_of(value: JsonObject, name: str, kind: type, record: str) -> tuple[Any, ...]:
     """A list that may be left out, each of its values of one kind."""
     values = _optional(value, name, list, record, ())
-    if not all(type(one) is kind for one in values):
+    if not all(type(item) is kind for item in values):
         raise InputError(
             f"A {record} needs {name!r} as a list of {kind.__name__}, found {values!r:.80}",
             f"Give {kind.__name__} values only, or leave {name!r} out.",
@@ -190,11 +190,11 @@ class Sampling:
             raise InputError(
                 f"Unknown sampling settings: {', '.join(unknown)}", f"Use {', '.join(known)}."
             )
-        for name, found in value.items():
-            is_right = is_finite_number(found) and abs(found) < INT64
-            if not is_right or (isinstance(getattr(cls, name), int) and type(found) is not int):
+        for name, number in value.items():
+            is_right = is_finite_number(number) and abs(number) < INT64
+            if not is_right or (isinstance(getattr(cls, name), int) and type(number) is not int):
                 raise InputError(
-                    f"Sampling setting {name} is {found!r:.80}",
+                    f"Sampling setting {name} is {number!r:.80}",
                     f"Give a number, such as {getattr(cls, name)}, or leave it out.",
                 )
         return cls(**value)

@@ -45,19 +45,19 @@ def pointwise_judgments(
             yield PointwiseJudgment(ranking, response_id, is_good, "thumbs")
     for ranking in rankings:
         if ALL_BAD in ranking.flags:
-            for response_id in (one for tier in ranking.tiers for one in tier):
+            for response_id in (id_ for tier in ranking.tiers for id_ in tier):
                 if (ranking.annotator, response_id) not in thumbed:
                     yield PointwiseJudgment(ranking, response_id, False, "all_bad")
 
 
 def find_thumbs(ranking: Ranking, down_flags: Collection[str] = ()) -> list[tuple[str, bool]]:
     """The thumbs in the flags of one ranking as (response id, good), without repetition."""
-    found: dict[tuple[str, bool], None] = {}
+    thumbs: dict[tuple[str, bool], None] = {}
     for flag in ranking.flags:
         name, at, response_id = flag.partition("@")
         if name in LABELS:
             about = (response_id,) if at else ranking.tiers[0]
-            found |= dict.fromkeys((one, LABELS[name]) for one in about)
+            thumbs |= dict.fromkeys((id_, LABELS[name]) for id_ in about)
         elif at and name in down_flags:
-            found[response_id, False] = None
-    return list(found)
+            thumbs[response_id, False] = None
+    return list(thumbs)

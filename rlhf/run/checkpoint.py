@@ -130,8 +130,8 @@ def write_snapshot(
         write_text_atomically(folder / LATEST, lambda stream: stream.write(final.name))
         flush(folder)
         # a run resumed from an earlier step may have left later checkpoints: keep the new one
-        kept = sorted(folder.glob("step-*"), key=lambda path: (path == final, path.name))
-        for old in kept[:-keep]:
+        checkpoints = sorted(folder.glob("step-*"), key=lambda path: (path == final, path.name))
+        for old in checkpoints[:-keep]:
             shutil.rmtree(old)
     _wait_for_everyone(accelerator, group)
     return final
@@ -216,7 +216,7 @@ def _prepared(accelerator: Accelerator) -> tuple[nn.Module, list[Optimizer]]:
     """
     wrapped = accelerator._optimizers
     model = float32_model(accelerator._models[0], *wrapped) if wrapped else accelerator._models[0]
-    return model, [getattr(one, "optimizer", one) for one in wrapped]
+    return model, [getattr(optimizer, "optimizer", optimizer) for optimizer in wrapped]
 
 
 def _format(accelerator: Accelerator) -> str:
@@ -230,9 +230,9 @@ def _require_readable(accelerator: Accelerator, path: Path, written_by: dict[str
     if mine == theirs == "torch":
         return
     if mine != theirs:
-        kept = f"--sharding {theirs}" if theirs != "torch" else "--sharding auto, ddp or fsdp"
+        option = f"--sharding {theirs}" if theirs != "torch" else "--sharding auto, ddp or fsdp"
         raise InputError(
-            f"{path} has the format {theirs!r}, this run reads {mine!r}", f"Resume with {kept}."
+            f"{path} has the format {theirs!r}, this run reads {mine!r}", f"Resume with {option}."
         )
     if written_by["processes"] != accelerator.num_processes:
         raise InputError(
@@ -278,9 +278,9 @@ def _load_state(accelerator: Accelerator, folder: Path) -> None:
     set_model_state_dict(model, content["model"], options=TRAINED)
     if optimizers:
         set_optimizer_state_dict(model, optimizers, content["optimizer"], options=TRAINED)
-    for one in accelerator._optimizers:
-        if isinstance(one, MasterOptimizer):
-            one.round_again()
+    for optimizer in accelerator._optimizers:
+        if isinstance(optimizer, MasterOptimizer):
+            optimizer.round_again()
 
 
 @contextmanager

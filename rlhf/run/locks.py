@@ -93,6 +93,6 @@ def holder(folder: Path) -> int | None:
     """The process on this machine that works in a folder; None if there is none here."""
     if not is_locked(folder):
         return None
-    words = (folder / LOCK_FILE).read_text(encoding="utf-8").split(" ", 3)
-    is_here = len(words) == 4 and words[3] == socket.gethostname() and words[1].isdecimal()
-    return int(words[1]) if is_here else None
+    fields = (folder / LOCK_FILE).read_text(encoding="utf-8").split(" ", 3)
+    is_here = len(fields) == 4 and fields[3] == socket.gethostname() and fields[1].isdecimal()
+    return int(fields[1]) if is_here else None

@@ -101,9 +101,9 @@ class Bar:
         beat()
         self._progress.update(self._task, advance=amount)
 
-    def show(self, words: str) -> None:
+    def show(self, text: str) -> None:
         """Replace the words beside the bar."""
-        self._progress.update(self._task, words=words)
+        self._progress.update(self._task, words=text)
 
 
 @contextmanager

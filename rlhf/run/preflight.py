@@ -81,11 +81,13 @@ def describe_process(inputs: dict[str, Any]) -> dict[str, str]:
     told from a few kilobytes of each file.
     """
     versions = {f"version of {name}": str(package_version(name)) for name in PACKAGES}
-    return versions | {f"input {name}": _sample(str(one["path"])) for name, one in inputs.items()}
+    return versions | {
+        f"input {name}": _sample(str(entry["path"])) for name, entry in inputs.items()
+    }
 
 
 def _sample(path: str) -> str:
-    """What this machine has at an input's path; of a model on the hub its commit."""
+    """A hash of the files at an input's path on this machine; of a model on the hub its commit."""
     if Path(path).exists():
         return sampled_hash(Path(path), INPUT_FILES)
     cached = try_to_load_from_cache(path, "config.json") if HUB_NAME.fullmatch(path) else None
@@ -102,8 +104,8 @@ def require_agreement(accelerator: Accelerator, facts: dict[str, str]) -> None:
         return
     everyone = gather_object([(socket.gethostname(), facts)])
     first = everyone[0][1]
-    for number, (host, found) in enumerate(everyone):
-        for name, value in found.items():
+    for number, (host, rank_facts) in enumerate(everyone):
+        for name, value in rank_facts.items():
             if value != first.get(name):
                 raise MismatchError(
                     f"The processes differ: {name} is {value} on rank {number} ({host}) and "
@@ -195,15 +197,15 @@ def require_passed(findings: list[dict[str, Any]]) -> None:
     Raises:
         InputError: names the rank, its machine and device.
     """
-    for number, one in enumerate(findings):
-        where = f"rank {number} ({one['host']}, {one['device']})"
-        if not one["error"] <= TOLERANCE:
+    for number, finding in enumerate(findings):
+        where = f"rank {number} ({finding['host']}, {finding['device']})"
+        if not finding["error"] <= TOLERANCE:
             raise InputError(
-                f"{where} multiplies wrongly: off by {one['error']:.2g}, at most {TOLERANCE} is "
-                "rounding",
+                f"{where} multiplies wrongly: off by {finding['error']:.2g}, at most {TOLERANCE} "
+                "is rounding",
                 "Exclude this device and have it checked.",
             )
-        if one["weights"] != findings[0]["weights"]:
+        if finding["weights"] != findings[0]["weights"]:
             raise InputError(
                 f"{where} ended two steps with other weights than rank 0",
                 "Gradients were not averaged correctly: find the fault by running the canary on "
@@ -216,8 +218,8 @@ def product_error(device: torch.device) -> float:
     generator = torch.Generator().manual_seed(0)
     left, right = torch.randn(2, SIZE, SIZE, generator=generator)
     expected = left.double() @ right.double()
-    found = (left.to(device) @ right.to(device)).cpu().double()
-    return float((found - expected).abs().max() / expected.abs().max())
+    product = (left.to(device) @ right.to(device)).cpu().double()
+    return float((product - expected).abs().max() / expected.abs().max())
 
 
 def train_two_steps(accelerator: Accelerator) -> float:

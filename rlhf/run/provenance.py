@@ -59,10 +59,10 @@ def describe_environment() -> dict[str, Any]:
 def driver_version(path: Path) -> str | None:
     """The version of NVIDIA's kernel module, from the file in /proc; None without one."""
     try:
-        found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", path.read_text(encoding="utf-8"))
+        match = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", path.read_text(encoding="utf-8"))
     except OSError:
         return None
-    return found[0] if found else None
+    return match[0] if match else None
 
 
 def nccl_version(torch: Any) -> str | None:
@@ -75,9 +75,9 @@ def nccl_version(torch: Any) -> str | None:
 @cache
 def all_packages() -> str:
     """Every installed package with its version, as pip reads them."""
-    read = [one.metadata for one in distributions()]  # `version` would read the file again
-    found = {f"{one['Name']}=={one['Version']}" for one in read}
-    return "\n".join(sorted(found, key=str.lower)) + "\n"
+    read = [package.metadata for package in distributions()]  # `version` would read the file again
+    lines = {f"{metadata['Name']}=={metadata['Version']}" for metadata in read}
+    return "\n".join(sorted(lines, key=str.lower)) + "\n"
 
 
 def package_version(package: str) -> str | None:
@@ -95,13 +95,13 @@ def code_diff() -> str:
 
 def _command() -> list[str]:
     """The command line without the address of --notify, which would let readers post there."""
-    words = list(sys.argv)
-    for place, word in enumerate(words):
-        if word.startswith("--notify="):
-            words[place] = "--notify=…"
-        elif word == "--notify" and place + 1 < len(words):
-            words[place + 1] = "…"
-    return words
+    arguments = list(sys.argv)
+    for index, argument in enumerate(arguments):
+        if argument.startswith("--notify="):
+            arguments[index] = "--notify=…"
+        elif argument == "--notify" and index + 1 < len(arguments):
+            arguments[index + 1] = "…"
+    return arguments
 
 
 def _git(*arguments: str) -> str | None:

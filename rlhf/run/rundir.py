@@ -195,13 +195,13 @@ def open_stage(
     if not is_main_process():
         return run
     # another job that starts now may have hidden files there
-    if any(one.name not in beside for one in out.glob("[!.]*")):
+    if any(path.name not in beside for path in out.glob("[!.]*")):
         if not resume and not is_restart():
             status = run.read_stage().get("status", "not a run folder")
-            how = "show its result again" if status == "done" else "go on with it"
+            purpose = "show its result again" if status == "done" else "go on with it"
             raise InputError(
                 f"{out} already exists ({status})",
-                f"Choose another --out, or add --resume to {how}.",
+                f"Choose another --out, or add --resume to {purpose}.",
             )
         _require_same(run, stage, settings, inputs)
     out.mkdir(parents=True, exist_ok=True)
@@ -309,9 +309,9 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
             f"{path} does not hold a finished {stage} stage (no stage.json)",
             f"Make it first: {command} --out {path} …",
         )
-    if (found := content["stage"]) != stage:
-        found = STAGE_COMMANDS.get(found, f"another stage ({found})")
-        problem = f"{path} is a run of {found}, not of {command}"
+    if (actual := content["stage"]) != stage:
+        actual = STAGE_COMMANDS.get(actual, f"another stage ({actual})")
+        problem = f"{path} is a run of {actual}, not of {command}"
         raise InputError(problem, f"Give the --out folder of {command}.")
     if content["status"] != "done":
         raise InputError(
@@ -386,7 +386,7 @@ def _until_last_heartbeat(run: RunDir) -> float:
 
 
 def _set_status(run: RunDir, status: str, **extra: str) -> None:
-    content = {name: one for name, one in _stop_clock(run).items() if name != "error"}
+    content = {name: value for name, value in _stop_clock(run).items() if name != "error"}
     finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(run.stage_file, {**content, "status": status, "finished_at": finished_at, **extra})
 

@@ -64,18 +64,19 @@ def read_run(path: Path, kinds: Mapping[str, type[Any]]) -> Run:
         raise InputError(f"No such run: {path}", "Check the path; `ls` its folder to see the runs.")
     folders = [path] if RunDir(path).stage_file.is_file() else sorted(path.iterdir())
     folders += path.glob("round-*/*")
-    found = [
+    statuses = [
         read_stage(RunDir(folder), kinds) for folder in folders if (folder / "stage.json").is_file()
     ]
-    if not found:
+    if not statuses:
         raise InputError(
             f"{path} holds no stage of a run (no stage.json)",
             "Give the folder of a run, such as runs/NAME after --out runs/NAME/reward.",
         )
-    found.sort(key=_position)
-    stages = [stage["stage"] for stage in found]
+    statuses.sort(key=_position)
+    stages = [stage["stage"] for stage in statuses]
     return {
-        one["stage"] if stages.count(one["stage"]) == 1 else _with_folder(one): one for one in found
+        status["stage"] if stages.count(status["stage"]) == 1 else _with_folder(status): status
+        for status in statuses
     }
 
 
@@ -83,7 +84,9 @@ def run_folders(path: Path) -> list[Path]:
     """The runs that a folder stands for: itself, or those in it where it holds no stage."""
     if not path.is_dir() or _has_stage(path):
         return [path]
-    return sorted(one for one in path.iterdir() if one.is_dir() and _has_stage(one)) or [path]
+    return sorted(
+        folder for folder in path.iterdir() if folder.is_dir() and _has_stage(folder)
+    ) or [path]
 
 
 def _has_stage(path: Path) -> bool:
@@ -95,7 +98,7 @@ def _position(stage: StageStatus) -> tuple[int, int, str]:
     path = Path(stage["path"])
     word, _, number = path.parent.name.partition("-")
     in_round = word == "round" and number.isdecimal()
-    return int(number) if in_round else -1, _place(stage["stage"]), path.name
+    return int(number) if in_round else -1, _stage_order(stage["stage"]), path.name
 
 
 def _with_folder(stage: StageStatus) -> str:
@@ -107,7 +110,7 @@ def _with_folder(stage: StageStatus) -> str:
     return str(stage["stage"]) if folder == stage["stage"] else f"{stage['stage']} in {folder}"
 
 
-def _place(name: str) -> int:
+def _stage_order(name: str) -> int:
     """The position of a stage in the pipeline."""
     order, (stage, *_) = list(STAGE_COMMANDS), name.split(" in ")
     return order.index(stage) if stage in order else len(order)
@@ -166,12 +169,12 @@ def _doing(run: RunDir, content: dict[str, Any]) -> StageStatus:
     heartbeat = running_heartbeat(run.heartbeat) if content["status"] == "running" else None
     if heartbeat is None:
         return {}
-    found = estimate_in_round(run)
-    left = found.left_seconds
+    estimate = estimate_in_round(run)
+    left = estimate.left_seconds
     left_in_words = "" if left is None else f", about {duration(left)} left"
     waits = content["stage"] == "loop" and heartbeat.phase.startswith("waiting")
     return {
-        "phase": (found.doing or heartbeat.doing) + left_in_words,
+        "phase": (estimate.doing or heartbeat.doing) + left_in_words,
         "status": "waiting" if waits else "running",
     }
 
@@ -195,9 +198,9 @@ def _killed(run: RunDir, content: dict[str, Any]) -> StageStatus:
 
 def _origin(content: dict[str, Any]) -> dict[str, Any]:
     """Versions, hashes of inputs, code and hardware: differences besides settings."""
-    hashes = {name: one.get("hash") for name, one in content.get("inputs", {}).items()}
-    kept = {name: content.get(name) for name in ("versions", "hardware", "code_diff")}
-    return flatten({"inputs": hashes, **{k: v for k, v in kept.items() if v is not None}})
+    hashes = {name: value.get("hash") for name, value in content.get("inputs", {}).items()}
+    recorded = {name: content.get(name) for name in ("versions", "hardware", "code_diff")}
+    return flatten({"inputs": hashes, **{k: v for k, v in recorded.items() if v is not None}})
 
 
 def _curves(steps: list[dict[str, Any]]) -> dict[str, list[float]]:
@@ -230,17 +233,19 @@ def differing_settings(runs: dict[str, Run]) -> dict[str, list[str]]:
     differing: dict[str, list[str]] = {}
     for stage in _stages(runs):
         settings = [run[stage]["settings"] for run in runs.values() if stage in run]
-        names = {name: None for one in settings for name in one if name not in NOT_COMPARED}
+        names = {name: None for values in settings for name in values if name not in NOT_COMPARED}
         differing[stage] = [
             name
             for name in names
-            if any(one.get(name) != settings[0].get(name) for one in settings)
+            if any(values.get(name) != settings[0].get(name) for values in settings)
         ]
     return differing
 
 
 def _stages(runs: dict[str, Run]) -> list[str]:
-    return sorted({name for run in runs.values() for name in run}, key=lambda n: (_place(n), n))
+    return sorted(
+        {name for run in runs.values() for name in run}, key=lambda n: (_stage_order(n), n)
+    )
 
 
 def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
@@ -285,8 +290,8 @@ def _main_number(stage: StageStatus) -> str:
     """The main result of a finished stage, the error of a failed one, else its progress."""
     report = stage["report"] if stage["status"] == "done" else {}
     judge = report.get("verdict.judge")
-    if words := stage["error"] or report.get("stopped"):
-        return str(words).splitlines()[0]
+    if message := stage["error"] or report.get("stopped"):
+        return str(message).splitlines()[0]
     if judge and report[f"win_rate.{judge}.value"] is not None:
         return f"wins {in_words(_rate(report, f'win_rate.{judge}'))} by {judge}"
     if report.get("accuracy.value") is not None:
@@ -307,7 +312,8 @@ def _rate(report: dict[str, Any], name: str) -> dict[str, Any]:
 def _differences(stage: str, runs: dict[str, Run], differing: list[str]) -> list[list[str]]:
     columns = [run.get(stage, {}) for run in runs.values()]
     settings = [
-        [name, *(_show(one.get("settings", {}).get(name)) for one in columns)] for name in differing
+        [name, *(_show(column.get("settings", {}).get(name)) for column in columns)]
+        for name in differing
     ]
     rows = [*settings, *_origin_rows(columns)[1:]]
     return [[f"  {stage} {row[0].removeprefix(DIFFERENT).strip()}", *row[1:]] for row in rows]
@@ -326,14 +332,14 @@ def tables(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
 def _table(stage: str, runs: dict[str, Run], differing: list[str]) -> str:
     columns = [run.get(stage, {}) for run in runs.values()]
     rows = [[stage, *runs]]
-    rows += [[name, *(_show(one.get(name)) for one in columns)] for name in FACTS]
+    rows += [[name, *(_show(column.get(name)) for column in columns)] for name in FACTS]
     rows += _origin_rows(columns)
     for title, part in (
         ("settings", "settings"),
         ("last step", "last_metrics"),
         ("report", "report"),
     ):
-        groups = [one.get(part, {}) for one in columns]
+        groups = [column.get(part, {}) for column in columns]
         names = list({name: None for group in groups for name in group})
         rows.append([title] if names else [])
         rows += _curve_rows(columns) if part == "last_metrics" else []
@@ -348,7 +354,7 @@ def _table(stage: str, runs: dict[str, Run], differing: list[str]) -> str:
 
 def _origin_rows(columns: list[StageStatus]) -> list[list[str]]:
     """The inputs, versions, code and hardware in which the runs differ."""
-    groups = [one.get("origin", {}) for one in columns]
+    groups = [column.get("origin", {}) for column in columns]
     names = list({name: None for group in groups for name in group})
     there = [group for group in groups if group]
     differing = [name for name in names if len({str(group.get(name)) for group in there}) > 1]
@@ -357,7 +363,7 @@ def _origin_rows(columns: list[StageStatus]) -> list[list[str]]:
 
 
 def _curve_rows(columns: list[StageStatus]) -> list[list[str]]:
-    groups = [one.get("curves", {}) for one in columns]
+    groups = [column.get("curves", {}) for column in columns]
     names = list({name: None for group in groups for name in group})
     return [[f"  {name} ▁…█", *sparklines([g.get(name, []) for g in groups])] for name in names]
 

@@ -68,8 +68,8 @@ class Heartbeat:
         """In words what this rank does: its work with the count, if it counts, and the phase."""
         if self.work is None:
             return self.phase
-        words = f"{self.work.title}, {self.work.done:,} of {self.work.total:,}"
-        return words if self.phase == self.work.title else f"{words}, {self.phase}"
+        text = f"{self.work.title}, {self.work.done:,} of {self.work.total:,}"
+        return text if self.phase == self.work.title else f"{text}, {self.phase}"
 
 
 HEARTBEAT_KINDS: Kinds = {**get_type_hints(Heartbeat), "work": dict | None}
@@ -204,7 +204,9 @@ def _watch_for_stalls(
         if has_ended:
             return
         # an earlier attempt may have had more ranks
-        heartbeats = [one for one in read_heartbeats(folder) if one.rank < world_size()]
+        heartbeats = [
+            heartbeat for heartbeat in read_heartbeats(folder) if heartbeat.rank < world_size()
+        ]
         own = _watch.heartbeat
         # where ranks work on their own, the others may go on and not know of this one
         is_alone = not (_watch.ranks_synchronize or own.waits)
@@ -240,12 +242,15 @@ class _StallDetector:
         nearly = LATE_SHARE * self.timeout < silence
         return silence > self.timeout or (
             nearly
-            and any(one.waits is not None and not process_has_ended(one) for one in self._others())
+            and any(
+                heartbeat.waits is not None and not process_has_ended(heartbeat)
+                for heartbeat in self._others()
+            )
         )
 
     def _exchange(self) -> None:
         _write(self.folder, _watch.heartbeat)
-        beats = sum(one.beats for one in self._others())
+        beats = sum(heartbeat.beats for heartbeat in self._others())
         if self.beats not in (None, beats) and (
             _waits_for_others() or (_watch.ranks_synchronize and _is_on_cuda())
         ):
@@ -315,7 +320,10 @@ def running_heartbeat(folder: Path) -> Heartbeat | None:
     Raises:
         InputError: a file is broken.
     """
-    return next((one for one in read_heartbeats(folder) if not process_has_ended(one)), None)
+    return next(
+        (heartbeat for heartbeat in read_heartbeats(folder) if not process_has_ended(heartbeat)),
+        None,
+    )
 
 
 def process_has_ended(heartbeat: Heartbeat) -> bool:
@@ -338,14 +346,20 @@ def find_slow(heartbeats: list[Heartbeat], ranks: int) -> list[int]:
     Busy ranks are only slow if some others are not busy. On CUDA, where a waiting rank may look
     busy, beats decide among all that are in no collective operation.
     """
-    known = {one.rank: one for one in heartbeats}
-    silent = [one for one in range(ranks) if one not in known or known[one].waits is None]
-    busy = [one.rank for one in heartbeats if not (one.waits or one.in_backward)]
-    backward = [one.rank for one in heartbeats if one.in_backward]
-    on_cuda = any(one.on_cuda for one in heartbeats)
-    maybe_slow = [one for one in heartbeats if on_cuda and not one.waits] or heartbeats
-    fewest = min((one.beats for one in maybe_slow), default=0)
-    last = [one.rank for one in maybe_slow if one.beats == fewest]
+    known = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
+    silent = [
+        number for number in range(ranks) if number not in known or known[number].waits is None
+    ]
+    busy = [
+        heartbeat.rank for heartbeat in heartbeats if not (heartbeat.waits or heartbeat.in_backward)
+    ]
+    backward = [heartbeat.rank for heartbeat in heartbeats if heartbeat.in_backward]
+    on_cuda = any(heartbeat.on_cuda for heartbeat in heartbeats)
+    maybe_slow = [
+        heartbeat for heartbeat in heartbeats if on_cuda and not heartbeat.waits
+    ] or heartbeats
+    fewest = min((heartbeat.beats for heartbeat in maybe_slow), default=0)
+    last = [heartbeat.rank for heartbeat in maybe_slow if heartbeat.beats == fewest]
     if on_cuda:
         return silent or last
     return silent or next((some for some in (busy, backward) if 0 < len(some) < ranks), last)
@@ -353,7 +367,7 @@ def find_slow(heartbeats: list[Heartbeat], ranks: int) -> list[int]:
 
 def reporting_rank(slow: list[int], ranks: int) -> int:
     """The rank that reports to the user: the first that is not slow, else the first slow one."""
-    return next((one for one in range(ranks) if one not in slow), slow[0] if slow else 0)
+    return next((number for number in range(ranks) if number not in slow), slow[0] if slow else 0)
 
 
 def describe_stall(
@@ -362,11 +376,11 @@ def describe_stall(
     """The message about a stall: which ranks, and in which phase and step."""
     known = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
     named = "; ".join(
-        f"rank {one} ({known[one].host}, process {known[one].pid}) is stuck in "
-        f"{known[one].phase!r} of step {known[one].step}"
-        if one in known
-        else f"rank {one} never started"
-        for one in slow
+        f"rank {number} ({known[number].host}, process {known[number].pid}) is stuck in "
+        f"{known[number].phase!r} of step {known[number].step}"
+        if number in known
+        else f"rank {number} never started"
+        for number in slow
     )
     return InterruptedRunError(
         f"No progress for {timeout_seconds:g} seconds: {named}",

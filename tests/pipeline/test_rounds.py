@@ -48,7 +48,7 @@ def run_rounds(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     for number in range(3):
         for stage in stages_of_round(settings, number):
             stage.write_settings()
-            assert main(stage.words) == 0, stage.command
+            assert main(stage.arguments) == 0, stage.command
     return folder
 
 

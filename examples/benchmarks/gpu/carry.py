@@ -86,13 +86,13 @@ def download(folder: Path, python: str, names: list[str]) -> int:
     return done.returncode
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """List or download; the exit code."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--download", type=Path, metavar="FOLDER")
     parser.add_argument("--python", default="3.12", help="the version on that machine")
     parser.add_argument("names", nargs="*", help="packages to download; default: the small ones")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     if arguments.download is None:
         list_missing()
         return 0

@@ -36,21 +36,21 @@ def layouts(lengths: int, longest: int, shorter: int) -> list[Segments]:
     """Rows with more and more tokens, each filled with prompts and four responses to each."""
     generator = random.Random(0)
     prompt, response = texts.PROMPT.shorter(shorter), texts.RESPONSE.shorter(shorter)
-    found = []
+    rows = []
     for number in range(lengths):
         shortest = SHORTEST // shorter
         tokens = round(shortest * (longest / shortest) ** (number / max(1, lengths - 1)))
         row: list[Segment] = []
         while tokens > 8:
             wanted = [prompt.draw(generator), *(response.draw(generator) for _ in range(4))]
-            kept = [min(one, tokens // 5) for one in wanted]
-            row.append(Segment(kept[0], tuple(kept[1:])))
-            tokens -= sum(kept)
+            segment_lengths = [min(length, tokens // 5) for length in wanted]
+            row.append(Segment(segment_lengths[0], tuple(segment_lengths[1:])))
+            tokens -= sum(segment_lengths)
             if len(row) > 1 and generator.random() < 0.1:
                 break  # not every row is full
-        found.append(tuple(row))
-    generator.shuffle(found)
-    return found
+        rows.append(tuple(row))
+    generator.shuffle(rows)
+    return rows
 
 
 def tokens_of(layout: Segments) -> int:
@@ -62,9 +62,9 @@ def random_row(heads: tuple[int, int, int], tokens: int) -> list[Tensor]:
     """Queries, keys and values; on CPUs FlexAttention has no backward pass."""
     query, key, size = heads
     is_gpu = machine.name() == "cuda"
-    how = {"dtype": torch.bfloat16 if is_gpu else torch.float32, "requires_grad": is_gpu}
+    options = {"dtype": torch.bfloat16 if is_gpu else torch.float32, "requires_grad": is_gpu}
     shapes = [(1, number, tokens, size) for number in (query, key, key)]
-    return [torch.randn(shape, device=machine.name(), **how) for shape in shapes]
+    return [torch.randn(shape, device=machine.name(), **options) for shape in shapes]
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 1) -> float:
@@ -93,7 +93,7 @@ def try_layout(layout: Segments, heads: tuple[int, int, int]) -> Line:
         learn(flex_prefix_attention(*row, layout, scale))
 
     def products() -> None:
-        query, key, value = (one[0].transpose(0, 1) for one in row)
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in row)
         learn(prefix_attention(query, key, value, layout, scale))
 
     first = seconds_of(lambda: (train(), forward()))
@@ -123,22 +123,22 @@ def run(arguments: argparse.Namespace) -> Line:
     compiled: AbstractContextManager[object] = nullcontext()
     if not is_gpu:
         compiled = torch.compiler.set_stance("force_eager")
-    found, falls_back = [], []
+    measurements, falls_back = [], []
     with compiled:
         for layout in rows:
-            for one in heads:
+            for shape in heads:
                 try:
-                    found.append(try_layout(layout, one))
-                    say(str(found[-1]))
+                    measurements.append(try_layout(layout, shape))
+                    say(str(measurements[-1]))
                 except FailOnRecompileLimitHit:
-                    falls_back.append([*one, tokens_of(layout)])
+                    falls_back.append([*shape, tokens_of(layout)])
                     say(f"falls back to all scores: {falls_back[-1]}")
-    return {"compiled": is_gpu, "falls_back": falls_back, "lengths": found}
+    return {"compiled": is_gpu, "falls_back": falls_back, "lengths": measurements}
 
 
-def main(words: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Run the stage."""
-    arguments = parse(parser_of(__doc__), words)
+    arguments = parse(parser_of(__doc__), argv)
     measure(arguments, "flex_lengths", {}, lambda: run(arguments))
 
 

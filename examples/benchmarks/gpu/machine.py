@@ -1,4 +1,4 @@
-"""What this device can do: its memory, and how fast it multiplies matrices."""
+"""This device's memory, and how fast it multiplies matrices."""
 
 import gc
 import resource

@@ -89,18 +89,18 @@ def prepare(arguments: argparse.Namespace) -> PPOSettings:
 
 def planned_gib(settings: PPOSettings) -> float:
     """The peak that `rlhf ppo --dry-run` plans."""
-    found = re.search(r"^peak +([\d.]+)", plan_memory(settings), re.MULTILINE)
-    assert found
-    return float(found[1])
+    match = re.search(r"^peak +([\d.]+)", plan_memory(settings), re.MULTILINE)
+    assert match
+    return float(match[1])
 
 
 def fitting(settings: PPOSettings) -> tuple[PPOSettings, float]:
     """The settings with checkpointing where it must be, and the planned peak."""
     again = replace(settings, batch=replace(settings.batch, gradient_checkpointing=True))
-    plans = [(one, planned_gib(one)) for one in (settings, again)]
-    for one, planned in plans:
+    plans = [(candidate, planned_gib(candidate)) for candidate in (settings, again)]
+    for candidate, planned in plans:
         if planned <= machine.memory_gib():
-            return one, planned
+            return candidate, planned
     raise SystemExit(f"nothing fits {machine.memory_gib():.1f} GiB: {[gib for _, gib in plans]}")
 
 
@@ -157,12 +157,12 @@ def train(arguments: argparse.Namespace) -> Line:
     }
 
 
-def main(words: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Run the stage."""
     parser = parser_of(__doc__)
     parser.add_argument("--size", choices=("1b", "6b"), default="1b")
     parser.add_argument("--engine", choices=("generate", "continuous", "vllm"), default="generate")
-    arguments = parse(parser, words)
+    arguments = parse(parser, argv)
     settings = {"size": arguments.size, "engine": arguments.engine}
     measure(arguments, "ppo_steps", settings, lambda: train(arguments))
 

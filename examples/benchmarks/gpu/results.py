@@ -37,9 +37,9 @@ def parser_of(text: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.Namespace:
+def parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
     """Read the flags; without a GPU only a rehearsal runs."""
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     arguments.work = arguments.work or arguments.out / "work"
     arguments.results = arguments.out / "results.jsonl"
     if not arguments.rehearse and device() == "cpu":
@@ -71,33 +71,33 @@ def code() -> str:
 
 
 def key_of(arguments: argparse.Namespace, stage: str, settings: Line) -> Line:
-    """What a result belongs to."""
-    what = {"stage": stage, "settings": settings, "rehearsal": arguments.rehearse}
-    return {**what, "device": device(), "code": code()}
+    """The case, device and code that a result belongs to."""
+    case = {"stage": stage, "settings": settings, "rehearsal": arguments.rehearse}
+    return {**case, "device": device(), "code": code()}
 
 
 def read_results(file: Path) -> list[Line]:
     """All lines but one that a kill cut short."""
     if not file.is_file():
         return []
-    found = []
+    lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):
-            found.append(json.loads(line))
-    return found
+            lines.append(json.loads(line))
+    return lines
 
 
 def lines_of(arguments: argparse.Namespace, stage: str, settings: Line) -> list[Line]:
-    """What the file has of a case."""
+    """The lines that the file has of a case."""
     key = key_of(arguments, stage, settings).items()
     lines = read_results(arguments.results)
     return [line for line in lines if all(line[name] == value for name, value in key)]
 
 
 def find_result(arguments: argparse.Namespace, stage: str, settings: Line) -> Line | None:
-    """What was measured for a case; None where it is still to be measured."""
-    found = [line["result"] for line in lines_of(arguments, stage, settings) if "result" in line]
-    return found[-1] if found else None
+    """The result of a case; None where it is still to be measured."""
+    results = [line["result"] for line in lines_of(arguments, stage, settings) if "result" in line]
+    return results[-1] if results else None
 
 
 def has_failed(arguments: argparse.Namespace, stage: str, settings: Line) -> bool:
@@ -120,11 +120,11 @@ def measure(
         result = work()
     finally:  # what ends a case is named in the file, and travels on
         error = sys.exc_info()[1]
-        found = {"error": repr(error)[:2000]} if result is None else {"result": result}
+        outcome = {"error": repr(error)[:2000]} if result is None else {"result": result}
         seconds = round(time.monotonic() - began, 1)
-        line = {**key_of(arguments, stage, settings), **found, "seconds": seconds, **facts()}
+        line = {**key_of(arguments, stage, settings), **outcome, "seconds": seconds, **facts()}
         append(arguments.results, line)
-        say(f"{title}: {json.dumps(found)[:MOST_PRINTED]}, {seconds} s")
+        say(f"{title}: {json.dumps(outcome)[:MOST_PRINTED]}, {seconds} s")
     return result
 
 
@@ -140,15 +140,15 @@ def append(file: Path, line: Line) -> None:
 
 def facts() -> Line:
     """When, and with which versions."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "versions": found}
+    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions}
 
 
-def say(words: str) -> None:
+def say(message: str) -> None:
     """Print at once: what a killed command has printed is all that is left of it."""
-    print(words, flush=True)
+    print(message, flush=True)

@@ -72,7 +72,7 @@ def train(arguments: argparse.Namespace) -> Line:
     say(f"adapter {adapter}, checkpointing {again}: {planned:.1f} GiB planned")
     rate = machine.matmul_rate()
     machine.forget_peak()
-    found = comparison.work(
+    metrics = comparison.work(
         argparse.Namespace(
             **{"kind": arguments.kind, "model": str(folder), "data": str(data), "seed": 0},
             **{"prompts": prompts, "held_out": 0, "repeat": 1, "tokens": tokens},
@@ -83,22 +83,22 @@ def train(arguments: argparse.Namespace) -> Line:
         )
     )
     result = {
-        "rankings_per_second": found["rankings_per_second"],
+        "rankings_per_second": metrics["rankings_per_second"],
         "adapter": adapter,
         "checkpointing": again,
-        "seconds": found["seconds"],
-        "loss": found["loss"],
+        "seconds": metrics["seconds"],
+        "loss": metrics["loss"],
         "matmul_tflops": rate / 1e12,
-        "peak_gib": found["peak_gib"],
+        "peak_gib": metrics["peak_gib"],
         "planned_gib": planned,
     }
-    if "tokens" not in found:
+    if "tokens" not in metrics:
         return result | compare(arguments, result)
-    operations = (4 if adapter == "lora" else 6) * shape.trunk_linear * found["tokens"]
+    operations = (4 if adapter == "lora" else 6) * shape.trunk_linear * metrics["tokens"]
     return result | {
-        "tokens_per_second": found["tokens"] / found["seconds"],
-        "utilization": operations / found["seconds"] / rate,
-        "of_plan": found["peak_gib"] / planned,
+        "tokens_per_second": metrics["tokens"] / metrics["seconds"],
+        "utilization": operations / metrics["seconds"] / rate,
+        "of_plan": metrics["peak_gib"] / planned,
     }
 
 
@@ -111,12 +111,12 @@ def compare(arguments: argparse.Namespace, trl: Line) -> Line:
     return {"over_trl": ours["rankings_per_second"] / trl["rankings_per_second"]}
 
 
-def main(words: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Run the stage."""
     parser = parser_of(__doc__)
     parser.add_argument("--size", choices=("1b", "6b"), default="1b")
     parser.add_argument("--kind", choices=("packed", "trl"), default="packed")
-    arguments = parse(parser, words)
+    arguments = parse(parser, argv)
     settings = {"size": arguments.size, "kind": arguments.kind}
     measure(arguments, "reward_model", settings, lambda: train(arguments))
 

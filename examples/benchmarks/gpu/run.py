@@ -68,25 +68,27 @@ def run_stage(arguments: argparse.Namespace, stage: str, settings: Line, seconds
             process.wait()
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run what is not measured yet; the exit code."""
     parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=9.0)
-    arguments = parse(parser, words)
+    arguments = parse(parser, argv)
     arguments.out = arguments.out.resolve()
     arguments.work = arguments.work.resolve()
-    ends = time.monotonic() + 60 * arguments.minutes
+    deadline = time.monotonic() + 60 * arguments.minutes
     failed = 0
-    for stage, settings in sorted(STAGES, key=lambda one: has_failed(arguments, *one)):
+    for stage, settings in sorted(STAGES, key=lambda case: has_failed(arguments, *case)):
         title = " ".join([stage, *settings.values()])
-        missing = [one for one in settings.values() if one in OPTIONAL and not find_spec(one)]
+        missing = [
+            value for value in settings.values() if value in OPTIONAL and not find_spec(value)
+        ]
         if missing:
             say(f"{title}: left out, {missing[0]} is not installed")
             continue
         if find_result(arguments, stage, settings) is not None:
             say(f"{title}: measured already")
             continue
-        left = ends - time.monotonic()
+        left = deadline - time.monotonic()
         try:
             if left >= LEAST_SECONDS:
                 failed += run_stage(arguments, stage, settings, left) != 0

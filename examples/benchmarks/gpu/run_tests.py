@@ -43,9 +43,9 @@ def run(arguments: argparse.Namespace) -> Line:
     return {**counter.counts, "failures": counter.failures}
 
 
-def main(words: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Run the stage."""
-    arguments = parse(parser_of(__doc__), words)
+    arguments = parse(parser_of(__doc__), argv)
     measure(arguments, "run_tests", {}, lambda: run(arguments))
 
 

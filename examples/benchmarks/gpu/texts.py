@@ -63,9 +63,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def text(generator: random.Random, words: int) -> str:
+def text(generator: random.Random, count: int) -> str:
     """So many random words."""
-    return " ".join(generator.choices(WORDS, k=words))
+    return " ".join(generator.choices(WORDS, k=count))
 
 
 def write_judgments(file: Path, prompts: int, *, rehearse: bool) -> Path:

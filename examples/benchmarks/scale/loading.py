@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -81,18 +82,18 @@ def load(folder: str) -> None:
     seconds = time.perf_counter() - began
     done.set()
     watcher.join()
-    found = {"seconds": seconds, "own": max(own) - own[0], "all": read_memory("VmHWM") - before}
-    print(json.dumps(found))
+    metrics = {"seconds": seconds, "own": max(own) - own[0], "all": read_memory("VmHWM") - before}
+    print(json.dumps(metrics))
 
 
 def read_memory(field: str) -> int:
     """A size of this process in bytes, by the kernel's name for it."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(one.split()[1]) * 1024 for one in lines if one.startswith(f"{field}:"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def run(code: Path, folder: Path) -> list[dict[str, float]]:
-    """Load in two processes; what each of them has found."""
+    """Load in two processes; return what each has measured."""
     from tests.servers.commands import free_port
 
     common = {
@@ -111,10 +112,11 @@ def run(code: Path, folder: Path) -> list[dict[str, float]]:
         )
         for rank in range(PROCESSES)
     ]
-    said = [one.communicate() for one in started]
-    if any(one.returncode for one in started):
-        sys.exit("\n".join(errors for _, errors in said))
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+    with ThreadPoolExecutor(PROCESSES) as pool:  # all pipes are read at once, so that none fills
+        outputs = list(pool.map(subprocess.Popen.communicate, started))
+    if any(process.returncode for process in started):
+        sys.exit("\n".join(errors for _, errors in outputs))
+    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
 
 
 def main() -> None:
@@ -137,17 +139,17 @@ def main() -> None:
             for where, code in checkouts.items():
                 runs[where].append(run(code, Path(name)))
     print(f"{size / GIB:.2f} GiB of weights in float32")
-    for where, found in runs.items():
+    for where, measurements in runs.items():
         held = [
-            f"{median(one[rank][kind] for one in found) / GIB:.2f} {words}"
+            f"{median(measurement[rank][kind] for measurement in measurements) / GIB:.2f} {label}"
             for rank in range(PROCESSES)
-            for kind, words in (("own", f"GiB of rank {rank}'s own"), ("all", "resident"))
+            for kind, label in (("own", f"GiB of rank {rank}'s own"), ("all", "resident"))
         ]
-        seconds = median(one[0]["seconds"] for one in found)
-        print(f"{where}: {seconds:.1f} s, {', '.join(held)} (medians of {len(found)})")
+        seconds = median(measurement[0]["seconds"] for measurement in measurements)
+        print(f"{where}: {seconds:.1f} s, {', '.join(held)} (medians of {len(measurements)})")
     if arguments.json:
         versions = {name: version(name) for name in ("torch", "transformers", "safetensors")}
-        value = median(one[0]["seconds"] for one in runs["here"])
+        value = median(measurement[0]["seconds"] for measurement in runs["here"])
         print(json.dumps({"value": value, "runs": runs, "bytes": size, "versions": versions}))
 
 

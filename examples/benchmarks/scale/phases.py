@@ -83,19 +83,19 @@ def build(case: Case) -> tuple[PolicyAndCritic, nn.Module, Any]:
 
 
 @contextmanager
-def tracking(phase: str, held: tuple[Any, ...], found: dict[str, float]) -> Iterator[None]:
+def tracking(phase: str, held: tuple[Any, ...], peaks: dict[str, float]) -> Iterator[None]:
     """Note the bytes at the peak of a phase, with those of what is held before it begins."""
     tracker = MemTracker()
     tracker.track_external(*held)
     with tracker:
         yield
     ((_, peak),) = tracker.get_tracker_snapshot("peak").items()
-    found[phase] = float(peak["Total"])
+    peaks[phase] = float(peak["Total"])
 
 
 def measure(case: Case) -> dict[str, float]:
     """Bytes at the peak of each phase."""
-    found: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
         module, reward, optimizer = build(case)
         log_probs._returns_logits_unchanged[module.policy] = True  # found out by reading numbers
@@ -104,9 +104,9 @@ def measure(case: Case) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)  # DDP's gradients stay in its buckets
         held = held_by(module, reward, optimizer)
-        with tracking("reading the rollout", held, found), torch.no_grad(), autocast():
+        with tracking("reading the rollout", held, peaks), torch.no_grad(), autocast():
             module.read(sequences_of(case, case.batch), case.batch, 1.0)
-        with tracking("measuring the KL", held, found), torch.no_grad(), autocast():
+        with tracking("measuring the KL", held, peaks), torch.no_grad(), autocast():
             response_log_probs(module.policy, sequences_of(case, SCORE_BATCH), 1.0)
         original = AutoModelForCausalLM.from_config(
             load_config(case.model), dtype=torch.float32, trust_remote_code=False
@@ -114,18 +114,18 @@ def measure(case: Case) -> dict[str, float]:
         log_probs._returns_logits_unchanged[original] = True
         # it is frozen, so autocast keeps no copies; the tracker wants weights with gradients
         once = autocast(cache_enabled=False)
-        with tracking("auditing", (*held, original), found), torch.no_grad(), once:
+        with tracking("auditing", (*held, original), peaks), torch.no_grad(), once:
             response_log_probs(original, sequences_of(case, SCORE_BATCH), 1.0)
         del original
-        with tracking("computing gradients", held, found):
+        with tracking("computing gradients", held, peaks):
             compute()
-        with tracking("stepping", held, found):
+        with tracking("stepping", held, peaks):
             optimizer.step()
-    return found
+    return peaks
 
 
 def held_by(module: nn.Module, reward: nn.Module, optimizer: Any) -> tuple[Any, ...]:
-    """What a process holds at all times: masters of bf16 weights, too."""
+    """All that a process holds at all times: masters of bf16 weights, too."""
     masters = getattr(optimizer, "masters", None)
     return (
         module,
@@ -197,9 +197,9 @@ def main() -> None:
         for case in small_cases(folder) if arguments.quick else CASES:
             runs.append(run_case(case))
             print(*(f"{name}={runs[-1][name]}" for name in asdict(case)))
-            for phase, one in runs[-1]["phases"].items():
-                sizes = f"{one['measured'] / GIB:8.2f} / {one['planned'] / GIB:8.2f} GiB"
-                print(f"  {phase:20} {sizes}  {one['ratio']:.3f}", flush=True)
+            for phase, memory in runs[-1]["phases"].items():
+                sizes = f"{memory['measured'] / GIB:8.2f} / {memory['planned'] / GIB:8.2f} GiB"
+                print(f"  {phase:20} {sizes}  {memory['ratio']:.3f}", flush=True)
     if arguments.json:
         print(json.dumps({"runs": runs}))
 

@@ -42,18 +42,18 @@ def build_lines(number: int) -> Iterator[dict[str, Any]]:
     def text() -> str:
         return " ".join(generator.choices(WORDS, k=generator.randint(8, 24)))
 
-    for place in range(number):
-        prompt, annotator = f"p{place:015}", f"annotator-{place % 10}"
+    for index in range(number):
+        prompt, annotator = f"p{index:015}", f"annotator-{index % 10}"
         ids = [f"{prompt}-{answer}" for answer in "ab"]
         yield {
             "prompt": {
                 "id": prompt,
                 "messages": [{"role": "user", "content": text()}],
-                "split": "train" if place >= TEST_PROMPTS else "test",
+                "split": "train" if index >= TEST_PROMPTS else "test",
                 "source": "benchmark",
             },
             "responses": [
-                {"id": one, "prompt_id": prompt, "text": text(), "model": "m"} for one in ids
+                {"id": id_, "prompt_id": prompt, "text": text(), "model": "m"} for id_ in ids
             ],
             "rankings": [
                 {
@@ -61,8 +61,8 @@ def build_lines(number: int) -> Iterator[dict[str, Any]]:
                     "prompt_id": prompt,
                     "annotator": annotator,
                     "kind": "human",
-                    "tiers": [[ids[0]], [ids[1]]] if place % 3 else [[ids[1]], [ids[0]]],
-                    "strengths": [1 + place % 3],
+                    "tiers": [[ids[0]], [ids[1]]] if index % 3 else [[ids[1]], [ids[0]]],
+                    "strengths": [1 + index % 3],
                 }
             ],
         }
@@ -105,12 +105,12 @@ def run_until_first_step(
     """Start a training, wait for its first step and stop it; returns seconds and bytes."""
     shutil.rmtree(out, ignore_errors=True)
     paths = ("--rankings", str(rankings), "--model", str(model), "--out", str(out))
-    how = ("--processes", str(processes), "--checkpoint.every", "none", "--precision", "fp32")
-    words = [sys.executable, "-m", "rlhf.cli", "train-reward", *paths, *how]
+    options = ("--processes", str(processes), "--checkpoint.every", "none", "--precision", "fp32")
+    command = [sys.executable, "-m", "rlhf.cli", "train-reward", *paths, *options]
     environment = {**os.environ, "PYTHONPATH": str(code), "HF_HUB_OFFLINE": "1"}
     began = time.monotonic()
     own, resident, busy = dict[int, int](), dict[int, int](), dict[int, float]()
-    with subprocess.Popen(words, env=environment, cwd=code, stderr=subprocess.PIPE) as agent:
+    with subprocess.Popen(command, env=environment, cwd=code, stderr=subprocess.PIPE) as agent:
         while not _has_step(out / "metrics.jsonl"):
             if agent.poll() is not None:
                 raise RuntimeError(str(agent.stderr and agent.stderr.read().decode()))
@@ -176,8 +176,8 @@ def main() -> None:
         model = write_model(Path(folder) / "model")
         for name in ("new export", "again"):
             out = Path(folder) / "out"
-            how = (arguments.code.resolve(), rankings, model, out, arguments.processes)
-            runs.append({"run": name, "rankings": number, **run_until_first_step(*how)})
+            inputs = (arguments.code.resolve(), rankings, model, out, arguments.processes)
+            runs.append({"run": name, "rankings": number, **run_until_first_step(*inputs)})
             sizes = {
                 key: " and ".join(f"{size / GIB:.2f}" for size in runs[-1][f"{key}_bytes"])
                 for key in ("own", "resident")

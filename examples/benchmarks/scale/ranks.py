@@ -102,9 +102,9 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, inputs: Any = (), named: Any = None):  # noqa: ANN204 — whatever the operation returns
         if function.namespace == "c10d":
-            tensors = [one for one in tree_leaves(inputs) if isinstance(one, torch.Tensor)]
+            tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
             whole = max(tensor.nbytes for tensor in tensors)
-            members = max(distributed.get_world_size(one) for one in groups_of(inputs))
+            members = max(distributed.get_world_size(group) for group in groups_of(inputs))
             turns = 2 if "allreduce" in function.__name__ else 1
             self.sent += turns * whole * (members - 1) / members
         return function(*inputs, **(named or {}))
@@ -113,10 +113,10 @@ class Traffic(TorchDispatchMode):
 def groups_of(inputs: Any) -> list[Any]:
     """The process groups among an operation's arguments."""
     return [
-        distributed.ProcessGroup.unbox(one)
-        for one in tree_leaves(inputs)
-        if isinstance(one, torch.ScriptObject)
-        and "ProcessGroup" in str(one._type())  # a ReduceOp is another
+        distributed.ProcessGroup.unbox(leaf)
+        for leaf in tree_leaves(inputs)
+        if isinstance(leaf, torch.ScriptObject)
+        and "ProcessGroup" in str(leaf._type())  # a ReduceOp is another
     ]
 
 
@@ -189,8 +189,8 @@ def computing(
             if case.stage == "reward":
                 module(inputs).sum().backward()
             elif case.stage == "ppo":
-                found, values, _ = module(sequences, case.batch, 1.0)
-                (found.sum() + values.sum()).backward()
+                token_log_probs, values, _ = module(sequences, case.batch, 1.0)
+                (token_log_probs.sum() + values.sum()).backward()
             else:
                 with torch.no_grad(), accelerator.autocast():
                     call_with_root_gathered(module, lambda: module.read(sequences, case.batch, 1.0))
@@ -199,7 +199,7 @@ def computing(
 
 
 def plan(case: Case, shape: Shape) -> dict[str, float]:
-    """What the planner says of the same."""
+    """The memory and traffic that the planner expects of the same."""
     load = Load(case.length, case.batch, case.checkpointing, 16, case.group, vllm=1, kl_rows=0)
     stage = "reward" if case.stage == "reward" else "ppo"
     sizes = sizes_of(stage, shape, load)
@@ -216,12 +216,12 @@ def plan(case: Case, shape: Shape) -> dict[str, float]:
 
 def run_case(case: Case) -> dict[str, Any]:
     """Measured and planned, and their ratios."""
-    found, planned = measure(case), plan(case, read_shape(case.model))
-    ratios = {f"{name} ratio": round(found[name] / planned[name], 3) for name in found}
+    measured, planned = measure(case), plan(case, read_shape(case.model))
+    ratios = {f"{name} ratio": round(measured[name] / planned[name], 3) for name in measured}
     return {
         **asdict(case),
         "model": Path(case.model).name,
-        "measured": found,
+        "measured": measured,
         "planned": planned,
         **ratios,
     }
@@ -258,13 +258,13 @@ def main() -> None:
         for case in small_cases(folder) if arguments.quick else CASES:
             runs.append(run_case(case))
             run = runs[-1]
-            words = [f"{name}={run[name]}" for name in asdict(case)]
-            words += [
+            parts = [f"{name}={run[name]}" for name in asdict(case)]
+            parts += [
                 f"{name}: measured {run['measured'][name] / GIB:.2f} GiB, planned "
                 f"{run['planned'][name] / GIB:.2f} GiB, ratio {run[f'{name} ratio']}"
                 for name in run["measured"]
             ]
-            print(*words, flush=True)
+            print(*parts, flush=True)
     if arguments.json:
         worst = max((run["bytes ratio"] for run in runs), key=lambda ratio: abs(ratio - 1))
         versions = {name: version(name) for name in ("torch", "transformers")}

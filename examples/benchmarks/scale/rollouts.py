@@ -101,7 +101,7 @@ def family(process: int) -> list[int]:
         text = Path(f"/proc/{process}/task/{process}/children").read_text()
     except OSError:
         return []
-    return [process, *(one for child in text.split() for one in family(int(child)))]
+    return [process, *(descendant for child in text.split() for descendant in family(int(child)))]
 
 
 def peak_bytes(process: int) -> int:
@@ -110,7 +110,7 @@ def peak_bytes(process: int) -> int:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(one.split()[1]) * 1024 for one in lines if one.startswith("VmHWM")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def planned_gib(arguments: list[str], folder: Path) -> float:
@@ -121,7 +121,7 @@ def planned_gib(arguments: list[str], folder: Path) -> float:
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
     plan: str = json.loads(done.stdout.splitlines()[-1])["memory_plan"]
-    line = next(one for one in plan.splitlines() if one.startswith("peak "))
+    line = next(row for row in plan.splitlines() if row.startswith("peak "))
     return float(line.split()[1])
 
 
@@ -149,20 +149,20 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measure layouts whose names have these words")
     parser.add_argument("--json", action="store_true", help="print JSON in place of lines")
     arguments = parser.parse_args()
-    found, imports = {}, dict[bool, float]()
+    peaks, imports = {}, dict[bool, float]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         build_inputs(folder, arguments.layers)
-        for layout in (one for one in LAYOUTS if arguments.only in one):
-            peak = found[layout] = measure(layout, folder, imports)
+        for layout in (title for title in LAYOUTS if arguments.only in title):
+            peak = peaks[layout] = measure(layout, folder, imports)
             expected = peak["imports"] + peak["planned"]
             if not arguments.json:
-                words = f"{layout}: {peak['measured']:.2f} GiB; imports {peak['imports']:.2f}"
-                words += f" + plan {peak['planned']:.2f} = {expected:.2f} GiB"
-                print(f"{words}, {peak['measured'] / expected:.2f} of that", flush=True)
+                line = f"{layout}: {peak['measured']:.2f} GiB; imports {peak['imports']:.2f}"
+                line += f" + plan {peak['planned']:.2f} = {expected:.2f} GiB"
+                print(f"{line}, {peak['measured'] / expected:.2f} of that", flush=True)
     if arguments.json:
         versions = {name: version(name) for name in ("torch", "transformers")}
-        print(json.dumps({"gib": found, "versions": versions}, indent=1))
+        print(json.dumps({"gib": peaks, "versions": versions}, indent=1))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,17 @@ from rlhf.run.rundir import RunDir
 
 def measure(config: Config, out: Path) -> Config:
     """Distill, quantize, evaluate and time for every seed; nothing else runs while one is timed."""
-    kept = at_once(*(partial(measure_seed, config, out, seed) for seed in config["seeds"]))
-    return {"runs": [one | {"speed": time_seed(config, out, one["seed"])} for one in kept]}
+    runs = at_once(*(partial(measure_seed, config, out, seed) for seed in config["seeds"]))
+    return {
+        "runs": [
+            run_result | {"speed": time_seed(config, out, run_result["seed"])}
+            for run_result in runs
+        ]
+    }
 
 
 def measure_seed(config: Config, out: Path, seed: int) -> Config:
-    """What half the layers and int8 weights keep of one policy of the quickstart.
+    """Distill and quantize one policy of the quickstart, and measure what is kept of it.
 
     Raises:
         InputError: there is no such policy.
@@ -38,13 +43,13 @@ def measure_seed(config: Config, out: Path, seed: int) -> Config:
     outputs, student, evaluated, int8 = (
         out / f"{kind}-{seed}" for kind in ("teacher-outputs", "distill", "evaluate", "int8")
     )
-    how = ["--seed", seed, *flags(config["teacher_outputs"])]
-    stage(outputs, "reference", "--model", policy / "policy", "--prompts", prompts, *how)
+    options = ["--seed", seed, *flags(config["teacher_outputs"])]
+    stage(outputs, "reference", "--model", policy / "policy", "--prompts", prompts, *options)
     base = ["--teacher", policy, "--student", policy / "policy", "--outputs", outputs]
     stage(student, "distill", *base, "--seed", seed, *flags(config["distill"]))
     base = ["--policy", student, "--against", policy, "--reference", of / "reference"]
-    how = ["--gold", config["gold"], "--seed", seed, *flags(config["evaluate"])]
-    report = stage(evaluated, "evaluate", *base, "--reward", of / "reward", *how)
+    options = ["--gold", config["gold"], "--seed", seed, *flags(config["evaluate"])]
+    report = stage(evaluated, "evaluate", *base, "--reward", of / "reward", *options)
     base = [policy, "--prompts", prompts, "--seed", seed]
     base += ["--reward", f"signal:{config['gold']}"]
     quantized = once(int8, "quantize", *base, *flags(config["quantize"]))
@@ -52,7 +57,7 @@ def measure_seed(config: Config, out: Path, seed: int) -> Config:
         "seed": seed,
         "kept": report["student"]["gain"]["gold"],
         "parameters": report["student"]["parameters"],
-        "gold": {side: found["mean"] for side, found in report["gold"].items()},
+        "gold": {side: scores["mean"] for side, scores in report["gold"].items()},
         "eos_rate": report["eos_rate"],
         "int8": {name: quantized[name] for name in ("win_rate", "log_prob", "bytes")},
     }
@@ -61,8 +66,12 @@ def measure_seed(config: Config, out: Path, seed: int) -> Config:
 def time_seed(config: Config, out: Path, seed: int) -> list[Config]:
     """How fast a seed's student is beside its teacher."""
     policy, student = quickstart(config, seed) / "ppo", out / f"distill-{seed}"
-    how = ["--seed", seed, *(word for one in config["benchmark"].items() for word in listed(*one))]
-    timed = once(out / f"benchmark-{seed}", "benchmark", policy, student, *how)
+    options = [
+        "--seed",
+        seed,
+        *(word for setting in config["benchmark"].items() for word in listed(*setting)),
+    ]
+    timed = once(out / f"benchmark-{seed}", "benchmark", policy, student, *options)
     return speeds(timed["rows"], str(policy), str(student))
 
 
@@ -80,20 +89,20 @@ def once(out: Path, *arguments: str | Path | float) -> Config:
 
 def listed(name: str, values: list[int] | int) -> list[str]:
     """A setting with one or several values as words of a command line."""
-    words = values if isinstance(values, list) else [values]
-    return ["--" + name.replace("_", "-"), *map(str, words)]
+    value_list = values if isinstance(values, list) else [values]
+    return ["--" + name.replace("_", "-"), *map(str, value_list)]
 
 
 def speeds(rows: list[Config], teacher: str, student: str) -> list[Config]:
     """Tokens per second of both at each batch size, and how many times the student is as fast."""
-    found = {(row["run"], row["batch_size"]): row["tokens_per_second"] for row in rows}
-    sizes = sorted({size for _, size in found})
+    rates = {(row["run"], row["batch_size"]): row["tokens_per_second"] for row in rows}
+    sizes = sorted({size for _, size in rates})
     return [
         {
             "batch_size": size,
-            "teacher": found[teacher, size],
-            "student": found[student, size],
-            "ratio": found[student, size] / found[teacher, size],
+            "teacher": rates[teacher, size],
+            "student": rates[student, size],
+            "ratio": rates[student, size] / rates[teacher, size],
         }
         for size in sizes
     ]
@@ -101,7 +110,7 @@ def speeds(rows: list[Config], teacher: str, student: str) -> list[Config]:
 
 def tabulate(result: Config) -> Table:
     """One row for each seed."""
-    sizes = [one["batch_size"] for one in result["runs"][0]["speed"]]
+    sizes = [speed["batch_size"] for speed in result["runs"][0]["speed"]]
     header = ["seed", "parameters, millions", "gain in gold reward of the teacher (95 %)"]
     header += [
         "kept by the student (95 %)",
@@ -110,18 +119,20 @@ def tabulate(result: Config) -> Table:
         "int8: change of a token's log-prob, nats",
     ]
     rows = [[*header, *(f"student's tokens/s, times its teacher's: batch {n}" for n in sizes)]]
-    for one in result["runs"]:
-        sides = (one["parameters"][side] / 1e6 for side in ("teacher", "student"))
+    for run_result in result["runs"]:
+        sides = (run_result["parameters"][side] / 1e6 for side in ("teacher", "student"))
         rows.append(
             [
-                str(one["seed"]),
+                str(run_result["seed"]),
                 " → ".join(f"{side:.0f}" for side in sides),
-                signed(one["kept"]["teacher"]),
-                interval(one["kept"]["kept"]),
-                " → ".join(f"{100 * one['eos_rate'][side]:.0f} %" for side in ("rival", "policy")),
-                interval(one["int8"]["win_rate"]),
-                f"{one['int8']['log_prob']['mean']:.2f}",
-                *(f"{speed['ratio']:.2f}" for speed in one["speed"]),
+                signed(run_result["kept"]["teacher"]),
+                interval(run_result["kept"]["kept"]),
+                " → ".join(
+                    f"{100 * run_result['eos_rate'][side]:.0f} %" for side in ("rival", "policy")
+                ),
+                interval(run_result["int8"]["win_rate"]),
+                f"{run_result['int8']['log_prob']['mean']:.2f}",
+                *(f"{speed['ratio']:.2f}" for speed in run_result["speed"]),
             ]
         )
     return rows

@@ -55,7 +55,7 @@ def train_all(
     """Reward models of one seed's pairs and judgments, and how reliable the annotators were."""
     generator = np.random.default_rng(seed)
     drawn = generator.permutation(len(pairs))[: config["pairs"]]
-    real = as_records(config, (pairs[place] for place in drawn), "train")
+    real = as_records(config, (pairs[index] for index in drawn), "train")
     train = simulate(real, config["annotators"], config["judges"], generator)
     data = write_dataset(out / f"judgments-{seed}", [*train, *test])
     true = count_right(real, train)
@@ -71,8 +71,11 @@ def train_all(
     annotators = reports["auto"]["annotators"]
     return {
         "right": {
-            name: [found[record.prompt.id][0] / found[record.prompt.id][1] for record in test]
-            for name, found in counts.items()
+            name: [
+                prompt_counts[record.prompt.id][0] / prompt_counts[record.prompt.id][1]
+                for record in test
+            ]
+            for name, prompt_counts in counts.items()
         },
         "true": true,
         "estimated": {name: annotators[name]["reliability"]["value"] for name in true},
@@ -88,10 +91,10 @@ def fit_heads(
 ) -> Config:
     """The same of heads on frozen features."""
     generator = np.random.default_rng(seed)
-    real = [pool[place] for place in generator.permutation(len(pool))[: config["pairs"]]]
+    real = [pool[index] for index in generator.permutation(len(pool))[: config["pairs"]]]
     train = simulate(real, config["annotators"], config["judges"], generator)
-    true, found = count_right(real, train), estimate_weights(train)
-    weights = {"equal": {}, "true": true_weights(true), "auto": found.weights}
+    true, estimate = count_right(real, train), estimate_weights(train)
+    weights = {"equal": {}, "true": true_weights(true), "auto": estimate.weights}
     heads = {name: fit_head(train, features, given) for name, given in weights.items()}
     return {
         "right": {
@@ -99,7 +102,7 @@ def fit_heads(
             for name, head in heads.items()
         },
         "true": true,
-        "estimated": {name: found.reliability[name].value for name in true},
+        "estimated": {name: estimate.reliability[name].value for name in true},
     }
 
 
@@ -129,7 +132,7 @@ def simulate(
     for record in records:
         chosen = islice(groups, len(record.rankings))
         named = zip(record.rankings, chosen, strict=True)
-        rankings = tuple(judge(one, name) for one, group in named for name in group)
+        rankings = tuple(judge(ranking, name) for ranking, group in named for name in group)
         judged.append(replace(record, rankings=rankings))
     return judged
 
@@ -158,16 +161,25 @@ def summarize(runs: Sequence[Config]) -> Config:
         runs: with the share `right` of each held-out prompt's judgments for each kind of weights,
             and the `true` and `estimated` reliability of each annotator.
     """
-    right = {name: np.array([one["right"][name] for one in runs]) for name in WEIGHTS}  # (R, P)
+    right = {
+        name: np.array([run_result["right"][name] for run_result in runs]) for name in WEIGHTS
+    }  # (R, P)
     above = {name: right[name] - right["equal"] for name in WEIGHTS[1:]}
-    errors = [abs(one["estimated"][who] - one["true"][who]) for one in runs for who in one["true"]]
+    errors = [
+        abs(run_result["estimated"][who] - run_result["true"][who])
+        for run_result in runs
+        for who in run_result["true"]
+    ]
     return {
         "seeds": len(runs),
         "accuracy": {name: mean(values) for name, values in right.items()},
         "above_equal": {name: mean(values) for name, values in above.items()},
         "of_seeds": {name: values.mean(axis=1).tolist() for name, values in right.items()},
         "reliability": {
-            who: {name: float(np.mean([one[name][who] for one in runs])) for name in RELIABILITY}
+            who: {
+                name: float(np.mean([run_result[name][who] for run_result in runs]))
+                for name in RELIABILITY
+            }
             for who in runs[0]["true"]
         },
         "largest_error": max(errors),
@@ -182,17 +194,17 @@ def mean(values: np.ndarray) -> Config:
 def tabulate(result: Config) -> Table:
     """One row for the heads and one for all weights."""
     parts = {name: result[name] for name in ("the head", "all weights")}
-    who = list(result["the head"]["reliability"])
+    annotators = list(result["the head"]["reliability"])
     header = ["trained", "seeds", *(f"{name} weights (95 %)" for name in WEIGHTS)]
     header += [f"{name} above equal, points (95 %)" for name in WEIGHTS[1:]]
-    rows = [[*header, *(f"{name}: estimated (true)" for name in who)]]
+    rows = [[*header, *(f"{name}: estimated (true)" for name in annotators)]]
     for name, part in parts.items():
-        cells = [interval(part["accuracy"][one]) for one in WEIGHTS]
-        cells += [signed_points(part["above_equal"][one]) for one in WEIGHTS[1:]]
+        cells = [interval(part["accuracy"][kind]) for kind in WEIGHTS]
+        cells += [signed_points(part["above_equal"][kind]) for kind in WEIGHTS[1:]]
         known = part["reliability"]
         cells += [
-            f"{100 * known[one]['estimated']:.0f} % ({100 * known[one]['true']:.0f} %)"
-            for one in who
+            f"{100 * known[annotator]['estimated']:.0f} % ({100 * known[annotator]['true']:.0f} %)"
+            for annotator in annotators
         ]
         rows.append([name, str(part["seeds"]), *cells])
     return rows

@@ -79,8 +79,8 @@ def with_splits(pairs: list[Config]) -> list[Config]:
     edges = [tuple(first_sentence(pair[kind]).lower() for kind in KINDS) for pair in pairs]
     split_of = {}
     for group in networkx.connected_components(networkx.Graph(edges)):
-        place = int(sha256(min(group).encode()).hexdigest(), 16) % 100
-        split = "A" if place < 45 else "B" if place < 90 else "heldout"
+        bucket = int(sha256(min(group).encode()).hexdigest(), 16) % 100
+        split = "A" if bucket < 45 else "B" if bucket < 90 else "heldout"
         split_of.update(dict.fromkeys(group, split))
     return [
         {**pair, "split": split_of[first]} for pair, (first, _) in zip(pairs, edges, strict=True)
@@ -90,7 +90,7 @@ def with_splits(pairs: list[Config]) -> list[Config]:
 def shared_words(first: str, second: str) -> str:
     """The words with which both texts begin."""
     both = zip(first.split(), second.split(), strict=False)
-    alike = [one == other for one, other in both]
+    alike = [first_word == second_word for first_word, second_word in both]
     length = alike.index(False) if False in alike else len(alike)
     return " ".join(first.split()[:length])
 
@@ -103,8 +103,10 @@ def first_sentence(text: str) -> str:
 def first_sentences(pairs: Iterable[Config]) -> list[str]:
     """The first sentences of texts that go on after it; sorted, each once."""
     texts = {pair[kind] for pair in pairs for kind in KINDS}
-    found = {first_sentence(text) for text in texts if text != first_sentence(text)}
-    return sorted(one for one in found if one.endswith(".") and len(one.split()) >= 4)
+    sentences = {first_sentence(text) for text in texts if text != first_sentence(text)}
+    return sorted(
+        sentence for sentence in sentences if sentence.endswith(".") and len(sentence.split()) >= 4
+    )
 
 
 def ask(config: Config, beginning: str) -> tuple[Message, ...]:
@@ -156,4 +158,4 @@ def draw_test(
     known = {pair["prefix"] for pair in pool}
     unseen = [pair for pair in pairs if not is_bare(pair) and pair["prefix"] not in known]
     drawn = np.random.default_rng(0).permutation(len(unseen))[: config["test"]]
-    return as_records(config, (unseen[place] for place in drawn), "test")
+    return as_records(config, (unseen[index] for index in drawn), "test")

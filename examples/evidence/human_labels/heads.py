@@ -49,16 +49,16 @@ def read_features(config: Config, records: Sequence[RankedPrompt]) -> Features:
         file = folder / f"{content_id(model, config['precision'], texts)}.npy"
         if not file.exists():
             read = read or load_frozen(config)
-            found = read([(record.prompt, record.responses) for record in chunk])
+            chunk_features = read([(record.prompt, record.responses) for record in chunk])
             with new_file(file) as partial, partial.open("wb") as stream:
-                np.save(stream, np.concatenate([rows.numpy() for rows, _ in found]))
+                np.save(stream, np.concatenate([rows.numpy() for rows, _ in chunk_features]))
         ids = [response.id for record in chunk for response in record.responses]
         features |= zip(ids, np.load(file).astype(np.float64), strict=True)
     return features
 
 
 def load_frozen(config: Config) -> Reader:
-    """What reads features with the model of a configuration."""
+    """A reader of features by the model of a configuration."""
     tokenizer = load_tokenizer(config["model"])
     with TemporaryDirectory() as folder:
         fresh = new_reward_model(config["model"], int(tokenizer.pad_token_id), 0)
@@ -80,10 +80,12 @@ def fit_head(
     known = weights or {}
     groups = []
     for record in records:
-        place = {response.id: number for number, response in enumerate(record.responses)}
+        index_of = {response.id: number for number, response in enumerate(record.responses)}
         weighed = [(ranking, known.get(ranking.annotator, 1.0)) for ranking in record.rankings]
-        pairs = tuple(p for one, w in weighed if w > 0 for p in rank_pairs(one, place, w))
-        groups.append(Group(record.prompt.id, (), ((),) * len(place), pairs))
+        pairs = tuple(
+            p for ranking, w in weighed if w > 0 for p in rank_pairs(ranking, index_of, w)
+        )
+        groups.append(Group(record.prompt.id, (), ((),) * len(index_of), pairs))
     rows = [features[response.id] for record in records for response in record.responses]
     weight = fit_weight(torch.tensor(np.array(rows)), groups, Objective(), WEIGHT_PENALTY)
     return np.asarray(weight, dtype=np.float64)

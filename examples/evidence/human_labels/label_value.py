@@ -35,7 +35,7 @@ def measure(config: Config, out: Path) -> Config:
     """Forecasts and what was measured afterwards, by what is trained; a run for each order."""
     pairs = read_pairs(config["data"])
     splits = (pairs["A"], pairs["B"])
-    found = {}
+    checks = {}
     if HEAD in config["trained"]:
         known = {pair["prefix"] for pair in pairs["A"]}
         others = [pair for pair in pairs["B"] if pair["prefix"] not in known]
@@ -44,14 +44,14 @@ def measure(config: Config, out: Path) -> Config:
         test = draw_test(config | config["heads"], pairs["heldout"], both)
         # split A as other experiments read it, so that they share its features
         features = read_features(config, [*pools[0], *test]) | read_features(config, pools[1])
-        pool = [record for one in pools for record in one]
-        found[HEAD] = [
+        pool = [record for records in pools for record in records]
+        checks[HEAD] = [
             check_heads(config, pool, test, features, seed)
             for seed in range(config["heads"]["seeds"])
         ]
     if ALL in config["trained"]:
-        found[ALL] = [check_trained(config, splits, pairs["heldout"], out)]
-    return {"checks": found}
+        checks[ALL] = [check_trained(config, splits, pairs["heldout"], out)]
+    return {"checks": checks}
 
 
 def check_trained(
@@ -62,18 +62,19 @@ def check_trained(
     test = draw_test(config, held_out, pool)
     order = np.random.default_rng(config["seed"]).permutation(len(pool))
 
-    def train(labels: int, *how: str) -> Config:
-        chosen = [pool[place] for place in order[:labels]]
+    def train(labels: int, *options: str) -> Config:
+        chosen = [pool[index] for index in order[:labels]]
         records = [*as_records(config, chosen, "train"), *test]
         data = write_dataset(out / f"labels-{labels}", records)
         base = ["--rankings", data, "--model", config["model"], "--seed", config["seed"]]
         return stage(
-            out / f"reward-{labels}", "train-reward", *base, *flags(config["reward"]), *how
+            out / f"reward-{labels}", "train-reward", *base, *flags(config["reward"]), *options
         )
 
     curve = train(config["labels"], "--learning-curve")["learning_curve"]
     measured = [
-        {"labels": one["labels"], **train(one["labels"])["accuracy"]} for one in forecasts_of(curve)
+        {"labels": forecast["labels"], **train(forecast["labels"])["accuracy"]}
+        for forecast in forecasts_of(curve)
     ]
     return {"curve": curve, "measured": measured}
 
@@ -89,16 +90,17 @@ def check_heads(
     order = np.random.default_rng(seed).permutation(len(pool))
 
     def fit(labels: int) -> Point:
-        head = fit_head([pool[place] for place in order[:labels]], features)
+        head = fit_head([pool[index] for index in order[:labels]], features)
         right = {record.prompt.id: share_right(record, features, head) for record in test}
         counts = {record.prompt.id: len(record.rankings) for record in test}
         pairs = {name: (share * counts[name], counts[name]) for name, share in right.items()}
-        value = sum(one for one, _ in pairs.values()) / sum(counts.values())
+        value = sum(agreed for agreed, _ in pairs.values()) / sum(counts.values())
         return Point(labels, labels, {"value": value, "low": None, "high": None}, pairs)
 
     curve = measure_curve([fit(-(-config["labels"] // part)) for part in (*PARTS, 1)])
     measured = [
-        {"labels": one["labels"], **fit(one["labels"]).accuracy} for one in forecasts_of(curve)
+        {"labels": forecast["labels"], **fit(forecast["labels"]).accuracy}
+        for forecast in forecasts_of(curve)
     ]
     return {"curve": curve, "measured": measured}
 
@@ -109,16 +111,16 @@ def tabulate(result: Config) -> Table:
     rows = [[*header, "within the forecast's interval"]]
     for trained, checks in result["checks"].items():
         number = str(len(checks))
-        for points in zip(*(one["curve"]["points"] for one in checks), strict=True):
+        for points in zip(*(check["curve"]["points"] for check in checks), strict=True):
             labels = f"{points[0]['labels']:,}"
             rows.append([trained, labels, number, "yes", "", interval(mean(points)), ""])
-        for place, forecasts in enumerate(
-            zip(*(forecasts_of(one["curve"]) for one in checks), strict=True)
+        for index, forecasts in enumerate(
+            zip(*(forecasts_of(check["curve"]) for check in checks), strict=True)
         ):
-            later = [one["measured"][place] for one in checks]
+            later = [check["measured"][index] for check in checks]
             held = sum(
-                forecast["low"] <= one["value"] <= forecast["high"]
-                for forecast, one in zip(forecasts, later, strict=True)
+                forecast["low"] <= accuracy["value"] <= forecast["high"]
+                for forecast, accuracy in zip(forecasts, later, strict=True)
             )
             cells = [interval(mean(forecasts)), interval(mean(later)), f"{held} of {number}"]
             rows.append([trained, f"{later[0]['labels']:,}", number, "no", *cells])
@@ -128,7 +130,7 @@ def tabulate(result: Config) -> Table:
 def mean(rates: Sequence[Config]) -> Config:
     """The mean of several rates and of their ends."""
     return {
-        name: None if rates[0][name] is None else float(np.mean([one[name] for one in rates]))
+        name: None if rates[0][name] is None else float(np.mean([rate[name] for rate in rates]))
         for name in ("value", "low", "high")
     }
 
@@ -141,8 +143,8 @@ def plot(result: Config) -> Figure:
     figure.set_size_inches(8, 5)
     [axes] = figure.axes
     later = check["measured"]
-    found = [one["labels"] for one in later], [one["value"] for one in later]
-    axes.plot(*found, "D", color="#b45309", markersize=5, label="measured afterwards")
+    points = [accuracy["labels"] for accuracy in later], [accuracy["value"] for accuracy in later]
+    axes.plot(*points, "D", color="#b45309", markersize=5, label="measured afterwards")
     axes.set_ylabel("held-out judgments ordered as people did")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes.legend(frameon=False, loc="upper left")

@@ -54,23 +54,23 @@ def measure(config: Config, out: Path) -> Config:
     accuracies = prepare(config, out, pairs, stories)
     first, steps = config["seeds"][0], config["ppo"]["steps"]
     train = partial(train_policy, config, out)
-    others = [partial(train, first, {"steps": other}) for other in config["steps"]]
-    if how := config.get("ptx"):
-        texts = write_texts(Path(how["texts"]), out / "texts.txt")
-        settings = {"ptx.data": texts, **how["settings"]}
+    others = [partial(train, first, {"steps": num_steps}) for num_steps in config["steps"]]
+    if ptx := config.get("ptx"):
+        texts = write_texts(Path(ptx["texts"]), out / "texts.txt")
+        settings = {"ptx.data": texts, **ptx["settings"]}
         others.append(partial(train, first, settings, name=f"ptx-{first}"))
-    found = at_once(*others, *(partial(train, seed, {}) for seed in config["seeds"]))
+    run_results = at_once(*others, *(partial(train, seed, {}) for seed in config["seeds"]))
     last = out / f"evaluate-{first}-{steps}"
     rlhf("evaluate", "--out", last, "--to-db", out / "votes.db")
-    runs = found[len(others) :]
-    lengths = [runs[0], *found[: len(config["steps"])]]
+    runs = run_results[len(others) :]
+    lengths = [runs[0], *run_results[: len(config["steps"])]]
     result = {
         "accuracy": accuracies,
         "runs": runs,
-        "lengths": sorted(lengths, key=lambda one: one["steps"]),
+        "lengths": sorted(lengths, key=lambda run_result: run_result["steps"]),
         "samples": first_samples(last, config["evaluate"]["samples"]),
     }
-    return result | ({"ptx": found[len(others) - 1]} if how else {})
+    return result | ({"ptx": run_results[len(others) - 1]} if ptx else {})
 
 
 def prepare(
@@ -99,8 +99,8 @@ def prepare(
     of_judge, of_reward, *_ = at_once(judge, reward, *([store] if labels else []))
     if not labels:
         store()
-    how = {name: config["reference"][name] for name in SCORING if name in config["reference"]}
-    rlhf("reference", "--reward", out / "reward", "--out", out / "reference", *flags(how))
+    settings = {name: config["reference"][name] for name in SCORING if name in config["reference"]}
+    rlhf("reference", "--reward", out / "reward", "--out", out / "reference", *flags(settings))
     return {"reward": of_reward, "judge": of_judge}
 
 
@@ -117,23 +117,23 @@ def train_reward(
     """Train on labels of one split; the accuracy on held-out ones, with and without bare texts."""
     full = [pair for pair in pairs[split] if not is_bare(pair)]
     drawn = np.random.default_rng(0).permutation(len(full))[:number]
-    train = as_records(config, (full[place] for place in drawn), "train")
+    train = as_records(config, (full[index] for index in drawn), "train")
     test = as_records(config, (pair for pair in pairs["heldout"] if not is_bare(pair)), "test")
     data = write_dataset(out.with_name(f"{out.name}-labels"), [*train, *test])
     base = ["--rankings", data, "--model", config["model"]]
     report = stage(out, "train-reward", *base, *flags(config["reward"]))
     bare = as_records(config, filter(is_bare, pairs["heldout"]), "test")
-    found = {name: report[name] for name in ("accuracy", "likelier_wins")}
+    rates = {name: report[name] for name in ("accuracy", "likelier_wins")}
     longer = report["health"]["longer_wins"]
-    return {**found, "longer_wins": longer, "bare": accuracy(bare, out, config["score"])}
+    return {**rates, "longer_wins": longer, "bare": accuracy(bare, out, config["score"])}
 
 
-def accuracy(records: list[RankedPrompt], reward: Path, how: Config) -> Config:
+def accuracy(records: list[RankedPrompt], reward: Path, settings: Config) -> Config:
     """The share of judged pairs that a reward model orders as people did."""
     file, out = reward / "bare.jsonl", reward / "bare"
     if not (out / "report.json").is_file():
         write_jsonl(file, (record.to_json() for record in records))
-        rlhf("score", "--rankings", file, "--reward", reward, "--out", out, *flags(how))
+        rlhf("score", "--rankings", file, "--reward", reward, "--out", out, *flags(settings))
     return RunDir(out).read_report()["accuracy"]
 
 
@@ -142,16 +142,16 @@ def story_prompts(config: Config, firsts: list[str]) -> list[RankedPrompt]:
 
     `judged_on` says which of the first two are answered and judged.
     """
-    mixed = [firsts[place] for place in np.random.default_rng(0).permutation(len(firsts))]
+    mixed = [firsts[index] for index in np.random.default_rng(0).permutation(len(firsts))]
     first, second = config["test"], config["test"] + config["validation"]
     held_out = {"test": mixed[:first], "validation": mixed[first:second]}[config["judged_on"]]
     parts = {"train": mixed[second:], "test": held_out}
     return [
         RankedPrompt(
-            prompt=Prompt.create(ask(config, one), split, "story"), responses=(), rankings=()
+            prompt=Prompt.create(ask(config, sentence), split, "story"), responses=(), rankings=()
         )
-        for split, some in parts.items()
-        for one in some
+        for split, sentences in parts.items()
+        for sentence in sentences
     ]
 
 
@@ -168,7 +168,7 @@ def train_policy(
 
 
 def judge_policy(config: Config, policy: Path, labels: Path, seed: int) -> Config:
-    """What the disjoint judge and the reward model say of a policy's responses.
+    """Judge a policy's responses by the disjoint judge and by the reward model.
 
     `labels` is the folder with reward model, judge and reference outputs.
     """
@@ -227,46 +227,54 @@ def tabulate(result: Config) -> Table:
     header += ["won, by its own reward model", "reverse KL, nats per token", "responses that end"]
     header += ["with the most frequent 4-gram", "log-likelihood under the original"]
     rows = [[*header, "increase in NLL on neutral text, nats per token (95 %)"]]
-    runs = [(str(one["seed"]), one) for one in result["runs"]]
-    if one := result.get("ptx"):
-        runs.append((f"{one['seed']}, with texts in the loss", one))
-    for name, one in runs:
-        wins = [interval(one[name]) for name in ("judge", "judge_at_equal_length", "reward")]
+    runs = [(str(run_result["seed"]), run_result) for run_result in result["runs"]]
+    if ptx := result.get("ptx"):
+        runs.append((f"{ptx['seed']}, with texts in the loss", ptx))
+    for name, run_result in runs:
+        wins = [interval(run_result[name]) for name in ("judge", "judge_at_equal_length", "reward")]
         shares = [
             " → ".join(f"{100 * of[model]:.0f}" for model in MODELS) + " %"
-            for of in (one["eos_rate"], template_shares(one))
+            for of in (run_result["eos_rate"], template_shares(run_result))
         ]
-        likelihood = " → ".join(f"{one['log_likelihood'][model]['value']:.2f}" for model in MODELS)
-        cells = [*wins, f"{one['nats_per_token']:.2f}", *shares, likelihood]
-        rows.append([name, *cells, signed(one["retained"]["difference"])])
+        likelihood = " → ".join(
+            f"{run_result['log_likelihood'][model]['value']:.2f}" for model in MODELS
+        )
+        cells = [*wins, f"{run_result['nats_per_token']:.2f}", *shares, likelihood]
+        rows.append([name, *cells, signed(run_result["retained"]["difference"])])
     return rows
 
 
-def template_shares(one: Config) -> dict[str, float]:
+def template_shares(run_result: Config) -> dict[str, float]:
     """The share of each model's responses with its most frequent 4-gram."""
-    return {model: one["template"][model]["share"] for model in MODELS}
+    return {model: run_result["template"][model]["share"] for model in MODELS}
 
 
 def plot(result: Config) -> Figure:
-    """What the reward model, the disjoint judge, likelihood and template say, over the steps."""
+    """Win rates by the reward model and the disjoint judge, template and likelihood by steps."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     FigureCanvasAgg(figure)
     wins, templates, likelihoods = figure.subplots(1, 3)
     lengths = result["lengths"]
-    steps = [0, *(one["steps"] for one in lengths)]
+    steps = [0, *(run_result["steps"] for run_result in lengths)]
     even = {"value": 0.5, "low": 0.5, "high": 0.5}  # the original against itself
     for name, label in (("reward", "its own reward model"), ("judge", "other people's labels")):
-        draw_line(wins, steps, [even, *(one[name] for one in lengths)], label, percent=True)
+        draw_line(
+            wins, steps, [even, *(run_result[name] for run_result in lengths)], label, percent=True
+        )
     wins.axhline(50, color="#94a3b8", linewidth=1)
     wins.set_ylabel("win rate, %")
     wins.legend(title="judged by", frameon=False, fontsize=8)
     before = template_shares(lengths[0])[MODELS[0]]
-    shares = [before, *(template_shares(one)[MODELS[1]] for one in lengths)]
+    shares = [before, *(template_shares(run_result)[MODELS[1]] for run_result in lengths)]
     templates.plot(steps, [100 * share for share in shares], marker="o")
     templates.set_ylim(bottom=0)
     templates.set_ylabel("responses with the most frequent 4-gram, %")
     own = lengths[0]["log_likelihood"][MODELS[0]]
-    draw_line(likelihoods, steps, [own, *(one["log_likelihood"][MODELS[1]] for one in lengths)])
+    draw_line(
+        likelihoods,
+        steps,
+        [own, *(run_result["log_likelihood"][MODELS[1]] for run_result in lengths)],
+    )
     likelihoods.set_ylabel("log-likelihood under the original, nats per token")
     for axes in (wins, templates, likelihoods):
         axes.set_xlabel("PPO steps")
@@ -275,12 +283,15 @@ def plot(result: Config) -> Figure:
 
 
 def draw_line(
-    axes: Axes, steps: list[int], found: list[Config], label: str = "", *, percent: bool = False
+    axes: Axes, steps: list[int], estimates: list[Config], label: str = "", *, percent: bool = False
 ) -> None:
     """A line with its 95 % intervals."""
     scale = 100 if percent else 1
     values, lows, highs = (
-        [scale * (one[part] if one[part] is not None else one["value"]) for one in found]
+        [
+            scale * (estimate[part] if estimate[part] is not None else estimate["value"])
+            for estimate in estimates
+        ]
         for part in ("value", "low", "high")
     )
     [line] = axes.plot(steps, values, marker="o", label=label)

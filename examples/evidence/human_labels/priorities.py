@@ -69,8 +69,8 @@ def follow(
     """For every round and held-out prompt the share of its judgments ordered right, once."""
     file = out / f"{by}-{seed}.json"
     if file.exists():
-        found: list[list[float]] = json.loads(file.read_text(encoding="utf-8"))
-        return found
+        shares: list[list[float]] = json.loads(file.read_text(encoding="utf-8"))
+        return shares
     best = {ranking.tiers[0][0] for record in pool for ranking in record.rankings}
     head = np.zeros(len(next(iter(features.values()))))
     rows = []
@@ -98,7 +98,7 @@ def follow(
 
 
 def reader(features: Features, head: Array) -> Reader:
-    """What a reward model with this head says of the responses to some prompts."""
+    """A reader of the features and rewards of responses, by a reward model with this head."""
 
     def read(answers: Sequence[PromptResponses]) -> list[tuple[Any, Any]]:
         rows = [
@@ -122,8 +122,8 @@ def give_label(queue: TaskQueue, best: set[str]) -> None:
 def fit(store: Store, test: Sequence[RankedPrompt], features: Features) -> Array:
     """The head that fits all labels best, scaled on held-out texts."""
     head = fit_head([record for record in store.ranked_prompts() if record.rankings], features)
-    said = [features[response.id] @ head for record in test for response in record.responses]
-    return head * fit_scale(said, "held-out texts").gain
+    rewards = [features[response.id] @ head for record in test for response in record.responses]
+    return head * fit_scale(rewards, "held-out texts").gain
 
 
 def compare(labels: Array, right: Mapping[str, Array]) -> list[Config]:
@@ -167,9 +167,9 @@ def labels_for(goal: float, labels: Array, curve: Array) -> float:
     [reached] = np.nonzero(curve > goal - ROUNDING)
     if not len(reached):
         return float("inf")
-    place = int(reached[0])
-    first = max(0, place - 1)
-    return float(np.interp(goal, curve[first : place + 1], labels[first : place + 1]))
+    index = int(reached[0])
+    first = max(0, index - 1)
+    return float(np.interp(goal, curve[first : index + 1], labels[first : index + 1]))
 
 
 def as_json(number: float) -> float | None:
@@ -181,17 +181,17 @@ def tabulate(result: Config) -> Table:
     """One row for each method."""
     labels = result["labels"]
     shown = sorted({0, len(labels) // 4, len(labels) // 2, len(labels) - 1})
-    header = ["order", *(f"with {labels[place]:,} labels" for place in shown)]
+    header = ["order", *(f"with {labels[index]:,} labels" for index in shown)]
     goal = f"labels needed for what random reaches with {labels[-1]:,} (95 %)"
     rows = [[*header, goal, "above random, mean of all later rounds, points (95 %)"]]
-    for one in result["methods"]:
-        cells = [f"{100 * one['accuracy'][place]:.1f} %" for place in shown]
+    for method in result["methods"]:
+        cells = [f"{100 * method['accuracy'][index]:.1f} %" for index in shown]
         value, low, high = (
             f"{number:,}" if number is not None else f"over {labels[-1]:,}"
-            for number in (one["needed"][name] for name in ("value", "low", "high"))
+            for number in (method["needed"][name] for name in ("value", "low", "high"))
         )
-        above = "–" if one["by"] == RANDOM else signed_points(one["above_random"])
-        rows.append([one["by"], *cells, f"{value} ({low} to {high})", above])
+        above = "–" if method["by"] == RANDOM else signed_points(method["above_random"])
+        rows.append([method["by"], *cells, f"{value} ({low} to {high})", above])
     return rows
 
 
@@ -200,11 +200,11 @@ def plot(result: Config) -> Figure:
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for one in result["methods"]:
-        look = {"color": "#64748b", "linestyle": "--"} if one["by"] == RANDOM else {}
-        percent = [100 * value for value in one["accuracy"]]
-        axes.plot(result["labels"], percent, marker="o", label=one["by"], **look)
-        if one["by"] == RANDOM:
+    for method in result["methods"]:
+        look = {"color": "#64748b", "linestyle": "--"} if method["by"] == RANDOM else {}
+        percent = [100 * value for value in method["accuracy"]]
+        axes.plot(result["labels"], percent, marker="o", label=method["by"], **look)
+        if method["by"] == RANDOM:
             axes.axhline(percent[-1], color="#94a3b8", linewidth=1)
     axes.set_xlabel("labels")
     axes.set_ylabel("held-out judgments ordered as people did, %")

@@ -33,8 +33,8 @@ def measure(config: Config, out: Path) -> Config:
         lines = [line for line in read(Path(of["data"])) if is_usable(line, limit)]
         judged = [line["pairs"] for line in lines]
         sets[name] = {"prompts": len(lines), "ceiling": ceiling(judged)}
-        place = out / name.replace(" ", "-")
-        parts += [partial(measure_seed, config, of, lines, place, s) for s in config["seeds"]]
+        folder = out / name.replace(" ", "-")
+        parts += [partial(measure_seed, config, of, lines, folder, s) for s in config["seeds"]]
     runs = iter(at_once(*parts))
     return {
         "sets": {
@@ -51,21 +51,21 @@ def measure_seed(config: Config, of: Config, lines: list[Config], out: Path, see
             f"{of['data']} has {len(lines)} prompts, and {needed} are asked for",
             "Lower `train` or `test` in the configuration.",
         )
-    mixed = [lines[place] for place in np.random.default_rng(seed).permutation(len(lines))]
+    mixed = [lines[index] for index in np.random.default_rng(seed).permutation(len(lines))]
     records = [record(line, "test") for line in mixed[: of["test"]]]
     records += [record(line, "train") for line in mixed[of["test"] : needed]]
     data = write_dataset(out / f"rankings-{seed}", records)
-    found: Config = {"seed": seed, "trained": {}}
-    for trained, how in config["trained"].items():
+    result: Config = {"seed": seed, "trained": {}}
+    for trained, settings in config["trained"].items():
         report = stage(
             out / f"{trained.replace(' ', '-')}-{seed}",
             *("train-reward", "--rankings", data, "--model", config["model"]),
-            *("--seed", seed, *flags(how)),
+            *("--seed", seed, *flags(settings)),
         )
-        found["trained"][trained] = report["accuracy"]
-        found["likelier_wins"] = report["likelier_wins"]
-        found["longer_wins"] = report["health"]["longer_wins"]
-    return found
+        result["trained"][trained] = report["accuracy"]
+        result["likelier_wins"] = report["likelier_wins"]
+        result["longer_wins"] = report["health"]["longer_wins"]
+    return result
 
 
 def read(path: Path) -> list[Config]:
@@ -113,10 +113,10 @@ def record(line: Config, split: str) -> RankedPrompt:
         for n, text in enumerate(line["responses"])
     )
     rankings = []
-    for first, second, said in line["pairs"]:
-        better, worse = (first, second) if said == "first" else (second, first)
+    for first, second, verdict in line["pairs"]:
+        better, worse = (first, second) if verdict == "first" else (second, first)
         pair = (responses[better].id, responses[worse].id)
-        tiers = (pair,) if said == "tie" else ((pair[0],), (pair[1],))
+        tiers = (pair,) if verdict == "tie" else ((pair[0],), (pair[1],))
         id_ = f"{prompt.id}-{first}-{second}"
         rankings.append(
             Ranking(id=id_, prompt_id=prompt.id, annotator="people", kind="human", tiers=tiers)
@@ -128,7 +128,9 @@ def ceiling(prompts: list[Judgments]) -> float:
     """The largest share of judgments, ties left out, that one order of the responses satisfies."""
     right = total = 0
     for pairs in prompts:
-        strict = [(i, j) if said == "first" else (j, i) for i, j, said in pairs if said != "tie"]
+        strict = [
+            (i, j) if verdict == "first" else (j, i) for i, j, verdict in pairs if verdict != "tie"
+        ]
         answers = {answer for pair in pairs for answer in pair[:2]}
         total += len(strict)
         right += max(
@@ -143,11 +145,11 @@ def tabulate(result: Config) -> Table:
     trained = list(result["config"]["trained"])
     header = ["judgments", "seed", *(f"{name} (95 %)" for name in trained)]
     rows = [[*header, "the longer wins (95 %)", "the likelier wins (95 %)"]]
-    for name, found in result["sets"].items():
-        for one in found["runs"]:
-            cells = [interval(one["trained"][how]) for how in trained]
-            cells += [interval(one["longer_wins"]), interval(one["likelier_wins"])]
-            rows.append([name, str(one["seed"]), *cells])
+    for name, judgment_set in result["sets"].items():
+        for run_result in judgment_set["runs"]:
+            cells = [interval(run_result["trained"][form]) for form in trained]
+            cells += [interval(run_result["longer_wins"]), interval(run_result["likelier_wins"])]
+            rows.append([name, str(run_result["seed"]), *cells])
     return rows
 
 

@@ -37,10 +37,10 @@ def measure(config: Config, out: Path) -> Config:
     data = write_dataset(out / "rankings", draw(ranked, config["rankings"], seed=0))
     model = config["model"]
     reward, reference = out / "reward", out / "reference"
-    how = flags(config["reward"])
-    stage(reward, "train-reward", "--rankings", data, "--model", model, *how)
-    how = ["--reward", reward, *flags(config["reference"])]
-    stage(reference, "reference", "--prompts", everything, "--model", model, *how)
+    options = flags(config["reward"])
+    stage(reward, "train-reward", "--rankings", data, "--model", model, *options)
+    options = ["--reward", reward, *flags(config["reference"])]
+    stage(reference, "reference", "--prompts", everything, "--model", model, *options)
     runs = at_once(
         *(
             partial(measure_run, config, out, name, seed)
@@ -56,8 +56,8 @@ def measure_run(config: Config, out: Path, name: str, seed: int) -> Config:
     label = f"{name.replace(' ', '-')}-{seed}"
     policy = out / f"ppo-{label}"
     base = ["--reward", out / "reward", "--reference", out / "reference", "--seed", seed]
-    how = flags({**config["ppo"], **config["sources"][name]["ppo"]})
-    stage(policy, "ppo", "--model", config["model"], *base, *how)
+    options = flags({**config["ppo"], **config["sources"][name]["ppo"]})
+    stage(policy, "ppo", "--model", config["model"], *base, *options)
     report = stage(
         out / f"evaluate-{label}",
         *("evaluate", "--policy", policy, *base, "--gold", config["gold"]),
@@ -67,7 +67,7 @@ def measure_run(config: Config, out: Path, name: str, seed: int) -> Config:
 
 
 def outcome(report: Config) -> Config:
-    """What an evaluation says in a few numbers."""
+    """An evaluation in a few numbers."""
     return {
         "gold": {side: report["gold"][side]["mean"] for side in ("reference", "policy")},
         "win_rate": report["win_rate"]["gold"],
@@ -80,18 +80,18 @@ def outcome(report: Config) -> Config:
 def by_source(result: Config) -> dict[str, list[Config]]:
     """The runs of each source, in the order in which they ran."""
     groups: dict[str, list[Config]] = {}
-    for one in result["runs"]:
-        groups.setdefault(one["source"], []).append(one)
+    for run_result in result["runs"]:
+        groups.setdefault(run_result["source"], []).append(run_result)
     return groups
 
 
 def plot(result: Config) -> Figure:
     """A point for every run, the larger one of a source their mean."""
-    start = fmean(one["gold"]["reference"] for one in result["runs"])
+    start = fmean(run_result["gold"]["reference"] for run_result in result["runs"])
     figure, axes = empty_plot("audited KL(policy ‖ original), nats per response", start)
     for number, (name, runs) in enumerate(by_source(result).items()):
-        nats = [one["reverse"] for one in runs]
-        gold = [one["gold"]["policy"] for one in runs]
+        nats = [run_result["reverse"] for run_result in runs]
+        gold = [run_result["gold"]["policy"] for run_result in runs]
         axes.scatter(nats, gold, color=f"C{number}", s=12)
         axes.scatter(fmean(nats), fmean(gold), color=f"C{number}", s=60, label=name)
     axes.set_xlim(left=0)
@@ -104,27 +104,27 @@ def tabulate(result: Config) -> Table:
     kls = [f"{name} KL, nats per response" for name in ("reverse", "forward")]
     rows = [["KL term", "seeds", "gold", *kls, "gold win rate, %"]]
     for name, runs in by_source(result).items():
-        gold = [one["gold"]["policy"] for one in runs]
-        rates = [100 * one["win_rate"]["value"] for one in runs]
+        gold = [run_result["gold"]["policy"] for run_result in runs]
+        rates = [100 * run_result["win_rate"]["value"] for run_result in runs]
         rows.append(
             [
                 name,
                 str(len(runs)),
                 spread(gold, "+.2f"),
-                spread([one["reverse"] for one in runs], ".1f"),
-                spread([one["forward"] for one in runs], ".1f"),
+                spread([run_result["reverse"] for run_result in runs], ".1f"),
+                spread([run_result["forward"] for run_result in runs], ".1f"),
                 spread(rates, ".0f"),
             ]
         )
     return rows
 
 
-def spread(values: list[float], how: str) -> str:
+def spread(values: list[float], format_spec: str) -> str:
     """A mean and, of several values, the least and the greatest: `+.52 (+.47 to +.58)`."""
-    mean = format(fmean(values), how)
+    mean = format(fmean(values), format_spec)
     if len(values) == 1:
         return mean
-    return f"{mean} ({format(min(values), how)} to {format(max(values), how)})"
+    return f"{mean} ({format(min(values), format_spec)} to {format(max(values), format_spec)})"
 
 
 if __name__ == "__main__":

@@ -18,18 +18,24 @@ def measure(config: Config, out: Path) -> Config:
     of_methods = resolved(config)["of"]
     methods, seed = of_methods["methods"], of_methods["tuning_seed"]
     of_methods = of_methods | {"people": {**of_methods["people"], "judged_on": "validation"}}
-    places = [(name, n) for name, method in methods.items() for n in range(len(method["tries"]))]
-    found = train_all(of_methods, out, [(*one, seed) for one in places])
-    trained = list(zip(places, found.pop("runs"), strict=True))
-    tried = {name: [one for (of, _), one in trained if of == name] for name in methods}
+    settings = [(name, n) for name, method in methods.items() for n in range(len(method["tries"]))]
+    results = train_all(of_methods, out, [(*setting, seed) for setting in settings])
+    trained = list(zip(settings, results.pop("runs"), strict=True))
+    tried = {
+        name: [run_result for (of, _), run_result in trained if of == name] for name in methods
+    }
     limit = of_methods["max_nats_per_token"]
     chosen = {name: {"chosen": choose(of, limit), "runs": of} for name, of in tried.items()}
-    return {**found, "methods": chosen}
+    return {**results, "methods": chosen}
 
 
 def choose(tried: Sequence[Config], max_nats_per_token: float) -> int:
-    """The place of the setting that wins most within the KL limit; if none is, of the lowest KL."""
-    near = [n for n, one in enumerate(tried) if one["nats_per_token"] <= max_nats_per_token]
+    """The index of the setting that wins most within the KL limit; if none is, of the lowest KL."""
+    near = [
+        n
+        for n, run_result in enumerate(tried)
+        if run_result["nats_per_token"] <= max_nats_per_token
+    ]
     if not near:
         return min(range(len(tried)), key=lambda n: tried[n]["nats_per_token"])
     return max(near, key=lambda n: tried[n]["judge"]["value"])
@@ -42,10 +48,12 @@ def tabulate(result: Config) -> Table:
     rows = [[*header, "with the most frequent 4-gram", "nats per token", "chosen"]]
     methods = result["config"]["of"]["methods"]
     for name, of in result["methods"].items():
-        for place, (how, one) in enumerate(zip(methods[name]["tries"], of["runs"], strict=True)):
-            setting = ", ".join(f"{key} {value}" for key, value in how.items())
-            cells = [f"{one['nats_per_token']:.2f}", "yes" if place == of["chosen"] else ""]
-            rows.append([name, setting or "as in people.yaml", *measures(one), *cells])
+        for index, (settings, run_result) in enumerate(
+            zip(methods[name]["tries"], of["runs"], strict=True)
+        ):
+            setting = ", ".join(f"{key} {value}" for key, value in settings.items())
+            cells = [f"{run_result['nats_per_token']:.2f}", "yes" if index == of["chosen"] else ""]
+            rows.append([name, setting or "as in people.yaml", *measures(run_result), *cells])
     return rows
 
 

@@ -27,7 +27,7 @@ from rlhf.run.rundir import RunDir
 COMPARED_AT = (1.0, 4.0, 7.0)  # nats
 COLORS = ("#1d4ed8", "#0f766e", "#b45309", "#7e22ce")
 
-Trained = tuple[str, int, int]  # method, place of its setting, seed
+Trained = tuple[str, int, int]  # method, index of its setting, seed
 
 
 def measure(config: Config, out: Path) -> Config:
@@ -43,17 +43,17 @@ def measure(config: Config, out: Path) -> Config:
                 "Give the place of one of them, from 0.",
             )
     seeds = config["seeds"]
-    found = train_all(
+    results = train_all(
         config,
         out,
         [(name, of["chosen"], seed) for name, of in config["methods"].items() for seed in seeds],
     )
-    runs = iter(found.pop("runs"))
+    runs = iter(results.pop("runs"))
     methods = {
         name: {"chosen": of["chosen"], "runs": [next(runs) for _ in seeds]}
         for name, of in config["methods"].items()
     }
-    return {**found, "methods": methods}
+    return {**results, "methods": methods}
 
 
 def train_all(config: Config, out: Path, policies: Sequence[Trained]) -> Config:
@@ -70,35 +70,35 @@ def train_all(config: Config, out: Path, policies: Sequence[Trained]) -> Config:
     accuracies = prepare(people, out, pairs, stories, config["labels"])
     write_pairs(out / "reward-labels", out / "pairs")
     config = config | {"people": people}
-    runs = at_once(*(partial(train, config, out, *one) for one in policies))
+    runs = at_once(*(partial(train, config, out, *policy) for policy in policies))
     # any policy's report has best-of-n sampling of the stored outputs
     any_policy = run_name(*policies[0]).removeprefix("ppo-")
     report = RunDir(out / f"evaluate-{any_policy}").read_report()
     return {"accuracy": accuracies, "runs": runs, "best_of_n": report["best_of_n"]}
 
 
-def train(config: Config, out: Path, name: str, place: int, seed: int) -> Config:
+def train(config: Config, out: Path, name: str, index: int, seed: int) -> Config:
     """Train one method with one of its settings, and judge its responses."""
     people, method = config["people"], config["methods"][name]
-    command, how = method["command"], method["tries"][place]
+    command, settings = method["command"], method["tries"][index]
     stored = out / "reference"
     inputs: list[str | Path]
     if command == "ppo":
         inputs = ["--reward", out / "reward", "--reference", stored]
-        how = people["ppo"] | how
+        settings = people["ppo"] | settings
     elif command == "dpo":
         inputs = ["--rankings", out / "pairs"]
     else:
         inputs = ["--best-of", stored]
-    policy = out / run_name(name, place, seed)
+    policy = out / run_name(name, index, seed)
     base = ["--model", people["model"], "--seed", seed]
-    stage(policy, command, *base, *inputs, *flags(how))
+    stage(policy, command, *base, *inputs, *flags(settings))
     return kept(judge_policy(people, policy, out, seed))
 
 
-def run_name(method: str, place: int, seed: int) -> str:
-    """The folder of a policy, by method and the place of its setting."""
-    return f"{method.replace(' ', '-')}-{place}-{seed}"
+def run_name(method: str, index: int, seed: int) -> str:
+    """The folder of a policy, by method, index of its setting, and seed."""
+    return f"{method.replace(' ', '-')}-{index}-{seed}"
 
 
 def write_pairs(labels: Path, out: Path) -> None:
@@ -106,10 +106,10 @@ def write_pairs(labels: Path, out: Path) -> None:
     write_dataset(out, [record for record in read_ranked(labels) if record.prompt.split == "train"])
 
 
-def kept(found: Config) -> Config:
-    """What is kept of a policy's measures."""
+def kept(measured: Config) -> Config:
+    """The measures of a policy that the result keeps."""
     names = ("seed", "judge", "judge_at_equal_length", "gain", "nats", "nats_per_token")
-    return {name: found[name] for name in (*names, "eos_rate", "template")}
+    return {name: measured[name] for name in (*names, "eos_rate", "template")}
 
 
 def root(nats: float) -> float:
@@ -122,7 +122,7 @@ def gain_at(distance: float, runs: Sequence[Config]) -> float | None:
 
     The line begins at the original model, with no gain and no KL.
     """
-    points = sorted((root(one["nats"]), one["gain"]) for one in runs)
+    points = sorted((root(run_result["nats"]), run_result["gain"]) for run_result in runs)
     if distance > points[-1][0]:
         return None
     distances, gains = zip((0.0, 0.0), *points, strict=True)
@@ -143,8 +143,8 @@ def tabulate(result: Config) -> Table:
     rows = [[*header, "with the most frequent 4-gram"]]
     for name, of in result["methods"].items():
         setting = f"{of['chosen'] + 1} of {len(result['config']['methods'][name]['tries'])}"
-        for one in of["runs"]:
-            rows.append([name, setting, str(one["seed"]), *measures(one)])
+        for run_result in of["runs"]:
+            rows.append([name, setting, str(run_result["seed"]), *measures(run_result)])
     for point in best_of(result):
         if point["n"] in SHOWN_N:
             cells = [f"{point['gain']:+.2f}", f"{point['nats']:.1f}"]
@@ -152,16 +152,16 @@ def tabulate(result: Config) -> Table:
     return rows
 
 
-def measures(one: Config) -> list[str]:
+def measures(run_result: Config) -> list[str]:
     """The cells of a policy: win rates, gain, KL, the shares that end and that have the 4-gram."""
-    rates = [interval(one[key]) for key in ("judge", "judge_at_equal_length")]
-    shares = one["eos_rate"]["policy"], one["template"]["policy"]["share"]
-    cells = [f"{one['gain']:+.2f}", f"{one['nats']:.1f}"]
+    rates = [interval(run_result[key]) for key in ("judge", "judge_at_equal_length")]
+    shares = run_result["eos_rate"]["policy"], run_result["template"]["policy"]["share"]
+    cells = [f"{run_result['gain']:+.2f}", f"{run_result['nats']:.1f}"]
     return [*rates, *cells, *(f"{100 * share:.0f} %" for share in shares)]
 
 
 def at_equal_kl(result: Config) -> Table:
-    """What every method gains at the same KLs, between its policies."""
+    """The gain of every method at the same KLs, between its policies."""
     methods = {name: of["runs"] for name, of in result["methods"].items()}
     methods["best-of-n sampling"] = best_of(result)
     rows = [["gain by the judge at a reverse KL of", *methods]]
@@ -178,7 +178,10 @@ def plot(result: Config) -> Figure:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for color, (name, of) in zip(COLORS, result["methods"].items(), strict=False):
-        x, y = [root(one["nats"]) for one in of["runs"]], [one["gain"] for one in of["runs"]]
+        x, y = (
+            [root(run_result["nats"]) for run_result in of["runs"]],
+            [run_result["gain"] for run_result in of["runs"]],
+        )
         axes.scatter(x, y, s=42, color=color, label=name)
     curve = best_of(result)
     x, y = [root(point["nats"]) for point in curve], [point["gain"] for point in curve]

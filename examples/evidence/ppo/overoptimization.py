@@ -49,15 +49,15 @@ def measure(config: Config, out: Path) -> Config:
     ranked = rank_by_signal([*train, *held_out], signal, size=size, tie_within=tie_within)
     gold = np.array([[signal(r.prompt.text, a.text) for a in r.responses] for r in test])
     prompts = write_dataset(out / "reference-prompts", records)
-    how = ["--prompts", prompts, *base, *flags(config["reference"])]
-    stage(out / "reference", "reference", *how)
+    options = ["--prompts", prompts, *base, *flags(config["reference"])]
+    stage(out / "reference", "reference", *options)
     proxies = {}
     for number in config["rankings"]:
         drawn = together(draw(ranked, number, config["seed"]))
         data = write_dataset(out / f"rankings-{number}", drawn)
         reward = out / f"reward-{number}"
-        how = ["--rankings", data, *base, *flags(config["reward"])]
-        stage(reward, "train-reward", *how)
+        options = ["--rankings", data, *base, *flags(config["reward"])]
+        stage(reward, "train-reward", *options)
         rewards = score(test, reward, config["score"])
         scores = {"reward": {"reference": rewards}, "gold": {"reference": gold}}
         best = [{**point, "sqrt_nats": point["nats"] ** 0.5} for point in best_of_n_curve(scores)]
@@ -103,18 +103,18 @@ def train_policies(
     judged = ["--reward", reward, "--reference", reference, "--seed", config["seed"]]
     policies = {steps: out / f"ppo-{number}-{steps}" for steps in config["steps"]}
     if not all(RunDir(policy).is_done for policy in policies.values()):
-        how = ["--reward", reward, "--replace-reward", *flags(config["score"])]
-        rlhf("reference", "--out", reference, *how)  # once for all policies
+        options = ["--reward", reward, "--replace-reward", *flags(config["score"])]
+        rlhf("reference", "--out", reference, *options)  # once for all policies
     points = []
     for steps, policy in policies.items():
-        how = [*flags(config["ppo"]), "--steps", steps]
-        stage(policy, "ppo", "--model", config["model"], *judged, *how)
+        options = [*flags(config["ppo"]), "--steps", steps]
+        stage(policy, "ppo", "--model", config["model"], *judged, *options)
         evaluated = out / f"evaluate-{number}-{steps}"
-        how = ["--gold", config["gold"], *flags(config["evaluate"])]
-        report = stage(evaluated, "evaluate", "--policy", policy, *judged, *how)
+        options = ["--gold", config["gold"], *flags(config["evaluate"])]
+        report = stage(evaluated, "evaluate", "--policy", policy, *judged, *options)
         answered = [record.prompt.id for record in read_ranked_file(RunDir(evaluated).answers)]
         assert answered == [record.prompt.id for record in test]
-        found = np.reshape(report["scores"]["gold"]["policy"], (len(test), -1)).mean(axis=1)
+        policy_gold = np.reshape(report["scores"]["gold"]["policy"], (len(test), -1)).mean(axis=1)
         points.append(
             {
                 "steps": steps,
@@ -122,7 +122,7 @@ def train_policies(
                 "sqrt_nats": report["kl"]["reverse"]["sqrt_nats"],
                 "gold": report["gold"]["policy"]["mean"],
                 "proxy": report["reward"]["policy"]["mean"],
-                "gain": bootstrap_interval(found - gold.mean(axis=1), seed=0).to_json(),
+                "gain": bootstrap_interval(policy_gold - gold.mean(axis=1), seed=0).to_json(),
             }
         )
     return points
@@ -147,7 +147,7 @@ def curve(d: np.ndarray, start: float, fitted: Config, form: str) -> np.ndarray:
 
 
 def bent(d: np.ndarray, form: str) -> np.ndarray:
-    """What β multiplies, beside d."""
+    """The factor of β, beside d."""
     return np.log(d) if form == "log" else d
 
 

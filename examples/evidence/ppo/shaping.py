@@ -25,17 +25,17 @@ def measure(config: Config, out: Path) -> Config:
     data = write_dataset(out / "rankings", draw(ranked, config["rankings"], seed=0))
     model = config["model"]
     reward, reference = out / "reward", out / "reference"
-    how = flags(config["reward"])
-    stage(reward, "train-reward", "--rankings", data, "--model", model, *how)
-    how = flags(config["reference"])
-    stage(reference, "reference", "--prompts", everything, "--model", model, *how)
+    options = flags(config["reward"])
+    stage(reward, "train-reward", "--rankings", data, "--model", model, *options)
+    options = flags(config["reference"])
+    stage(reference, "reference", "--prompts", everything, "--model", model, *options)
     rows = []
     for shaping in config["shapings"]:
         for seed in config["seeds"]:
             policy = out / f"ppo-{shaping}-{seed}"
             base = ["--reward", reward, "--reference", reference, "--seed", seed]
-            how = [*flags(config["ppo"]), "--reward-shaping", shaping]
-            stage(policy, "ppo", "--model", model, *base, *how)
+            options = [*flags(config["ppo"]), "--reward-shaping", shaping]
+            stage(policy, "ppo", "--model", model, *base, *options)
             report = stage(
                 out / f"evaluate-{shaping}-{seed}",
                 *("evaluate", "--policy", policy, *base, "--gold", config["gold"]),
@@ -46,7 +46,7 @@ def measure(config: Config, out: Path) -> Config:
 
 
 def outcome(report: Config) -> Config:
-    """What an evaluation says in a few numbers."""
+    """An evaluation in a few numbers."""
     return {
         "win_rate": report["win_rate"]["gold"],
         "gold": {side: report["gold"][side]["mean"] for side in ("reference", "policy")},
@@ -59,17 +59,17 @@ def outcome(report: Config) -> Config:
 def tabulate(result: Config) -> Table:
     """One row for each run."""
     rows = [["reward", "seed", "gold win rate (95 %)", "gold", "proxy", "reverse KL, nats"]]
-    for one in result["runs"]:
+    for run_result in result["runs"]:
         rows.append(
             [
-                one["shaping"],
-                str(one["seed"]),
-                interval(one["win_rate"]),
+                run_result["shaping"],
+                str(run_result["seed"]),
+                interval(run_result["win_rate"]),
                 *(
-                    f"{one[name]['reference']:+.2f} → {one[name]['policy']:+.2f}"
+                    f"{run_result[name]['reference']:+.2f} → {run_result[name]['policy']:+.2f}"
                     for name in ("gold", "reward")
                 ),
-                f"{one['nats']:.1f}",
+                f"{run_result['nats']:.1f}",
             ]
         )
     return rows

@@ -67,21 +67,26 @@ def choose(rewards: Rewards, gold: Scores, n: int) -> Config:
         `single`, the mean over members; `mean` and `worst case`, the differences from it, prompt by
         prompt; all with intervals over prompts.
     """
-    single = np.mean([best_of_n(one, gold, n) for one in rewards], axis=0)
+    single = np.mean([best_of_n(member, gold, n) for member in rewards], axis=0)
     ways = {"mean": rewards.mean(axis=0), "worst case": rewards.min(axis=0)}
-    values = {way: best_of_n(found, gold, n) - single for way, found in ways.items()}
-    found = {"single": single, **values}
-    return {name: bootstrap_interval(value, seed=0).to_json() for name, value in found.items()}
+    values = {way: best_of_n(combined, gold, n) - single for way, combined in ways.items()}
+    scores = {"single": single, **values}
+    return {name: bootstrap_interval(value, seed=0).to_json() for name, value in scores.items()}
 
 
 def tabulate(result: Config) -> Table:
     """One row for each share of noise and each n."""
     head = ["noise", "n", "gold, one member", "mean of three adds (95 %)", "worst case adds (95 %)"]
     rows = [head]
-    for one in result["runs"]:
-        added = [signed(one[way]) for way in ("mean", "worst case")]
+    for run_result in result["runs"]:
+        added = [signed(run_result[way]) for way in ("mean", "worst case")]
         rows.append(
-            [f"{100 * one['noise']:.0f} %", str(one["n"]), f"{one['single']['value']:+.2f}", *added]
+            [
+                f"{100 * run_result['noise']:.0f} %",
+                str(run_result["n"]),
+                f"{run_result['single']['value']:+.2f}",
+                *added,
+            ]
         )
     return rows
 

@@ -53,35 +53,35 @@ def measure(config: Config, out: Path) -> Config:
 
 def apart(records: list[RankedPrompt]) -> list[RankedPrompt]:
     """Every training pair as a record of its own; test records stay whole, for one measure."""
-    found = []
+    pair_records = []
     for record in records:
         if record.prompt.split == "test":
-            found.append(record)
+            pair_records.append(record)
             continue
         [ranking] = record.rankings
-        tier_of = {id_: place for place, tier in enumerate(ranking.tiers) for id_ in tier}
+        tier_of = {id_: index for index, tier in enumerate(ranking.tiers) for id_ in tier}
         for number, pair in enumerate(combinations(record.responses, 2)):
             id_ = f"{record.prompt.id}-{number}"
             first, second = sorted((r.id for r in pair), key=lambda i: tier_of[i])
             tied = tier_of[first] == tier_of[second]
             tiers = ((first, second),) if tied else ((first,), (second,))
-            found.append(
+            pair_records.append(
                 RankedPrompt(
                     prompt=replace(record.prompt, id=id_),
                     responses=tuple(replace(response, prompt_id=id_) for response in pair),
                     rankings=(replace(ranking, id=id_, prompt_id=id_, tiers=tiers),),
                 )
             )
-    order = np.random.default_rng(0).permutation(len(found))
-    return [found[place] for place in order]
+    order = np.random.default_rng(0).permutation(len(pair_records))
+    return [pair_records[index] for index in order]
 
 
 def tabulate(result: Config) -> Table:
     """One row for each run."""
     rows = [["pairs", "epochs", "seed", "held-out accuracy (95 %)", "calibration error"]]
-    for one in result["runs"]:
-        kind = [one["form"], str(one["epochs"]), str(one["seed"])]
-        rows.append([*kind, interval(one["accuracy"]), f"{one['ece']:.2f}"])
+    for run_result in result["runs"]:
+        kind = [run_result["form"], str(run_result["epochs"]), str(run_result["seed"])]
+        rows.append([*kind, interval(run_result["accuracy"]), f"{run_result['ece']:.2f}"])
     return rows
 
 

@@ -78,17 +78,18 @@ def judge(
         InputError: fewer prompts can be judged so.
     """
     dice = np.random.default_rng(seed)
-    found: list[RankedPrompt] = []
-    for place in dice.permutation(len(records)):
-        one = form(records[place], dice)
-        if one and len(found) < number:
-            found.append(one)
-    if len(found) < number:
+    judgements: list[RankedPrompt] = []
+    for index in dice.permutation(len(records)):
+        if len(judgements) == number:
+            break
+        if judgement := form(records[index], dice):
+            judgements.append(judgement)
+    if len(judgements) < number:
         raise InputError(
-            f"{number} judgements are wanted and {len(found)} prompts can be judged",
+            f"{number} judgements are wanted and {len(judgements)} prompts can be judged",
             "Lower judgements in the configuration.",
         )
-    return found
+    return judgements
 
 
 def thumb(
@@ -104,9 +105,9 @@ def pair(
     record: RankedPrompt, gold: Signal, tie_within: float, dice: np.random.Generator
 ) -> RankedPrompt | None:
     """Two responses of a prompt that are clearly apart, drawn at random, the better one first."""
-    scores = {one.id: gold(record.prompt.text, one.text) for one in record.responses}
+    scores = {response.id: gold(record.prompt.text, response.text) for response in record.responses}
     apart = [
-        sorted(two, key=lambda one: -scores[one.id])
+        sorted(two, key=lambda response: -scores[response.id])
         for two in combinations(record.responses, 2)
         if abs(scores[two[0].id] - scores[two[1].id]) > tie_within
     ]
@@ -119,7 +120,7 @@ def _judged(record: RankedPrompt, responses: Sequence[Response], *flags: str) ->
         prompt_id=record.prompt.id,
         annotator="signal",
         kind="signal",
-        tiers=tuple((one.id,) for one in responses),
+        tiers=tuple((response.id,) for response in responses),
         flags=flags,
     )
     return replace(record, responses=tuple(responses), rankings=(ranking,))
@@ -129,11 +130,19 @@ def tabulate(result: Config) -> Table:
     """One row for each run."""
     rows = [["trained", "on", "seed", "thumbs up", "held-out pair accuracy (95 %)"]]
     order = list(PARTS)
-    for one in sorted(result["runs"], key=lambda one: order.index(one["trained"])):
-        up = f"{100 * one['up'] / one['judgements']:.0f} %" if one["form"] == "thumbs" else "–"
-        learned = f"{one['judgements']} {one['form']}"
-        seed = str(one["seed"])
-        rows.append([PARTS[one["trained"]], learned, seed, up, interval(one["accuracy"])])
+    for run_result in sorted(
+        result["runs"], key=lambda run_result: order.index(run_result["trained"])
+    ):
+        up = (
+            f"{100 * run_result['up'] / run_result['judgements']:.0f} %"
+            if run_result["form"] == "thumbs"
+            else "–"
+        )
+        learned = f"{run_result['judgements']} {run_result['form']}"
+        seed = str(run_result["seed"])
+        rows.append(
+            [PARTS[run_result["trained"]], learned, seed, up, interval(run_result["accuracy"])]
+        )
     return rows
 
 

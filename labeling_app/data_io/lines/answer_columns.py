@@ -73,9 +73,11 @@ def with_answer_columns(value: JsonObject) -> JsonObject:
     preferred = _preferred(value, columns)
     prompt = _prompt(value, (*columns, preferred))
     read = {*columns, preferred, prompt}
-    rest = {name: found for name, found in value.items() if name not in read}
+    rest = {name: content for name, content in value.items() if name not in read}
     given = [name for name in columns if _is_filled(value[name])]
-    judgments = [name for name, found in rest.items() if _is_judgment(name, found, columns, given)]
+    judgments = [
+        name for name, content in rest.items() if _is_judgment(name, content, columns, given)
+    ]
     _refuse_unread(rest, judgments)
     judged = {} if preferred is None else _judged(preferred, value[preferred], columns, given)
     return {
@@ -100,8 +102,8 @@ def _refuse_names_for_texts(value: JsonObject) -> None:
         return
     letters = _letters(value)
     columns = [name for name in value if _stem(name, letters) in ("", *ANSWERS)]
-    said = {_plain(str(value[name])) for name in ("chosen", "rejected")}
-    if said <= {_end(name) for name in columns}:
+    names = {_plain(str(value[name])) for name in ("chosen", "rejected")}
+    if names <= {_end(name) for name in columns}:
         raise InputError(
             f"chosen is {value['chosen']!r} and rejected {value['rejected']!r}, which name "
             f"answers of {', '.join(columns)}",
@@ -109,29 +111,29 @@ def _refuse_names_for_texts(value: JsonObject) -> None:
         )
 
 
-def _is_filled(found: Any) -> bool:
-    return bool(found.strip()) if isinstance(found, str) else found not in (None, [], {})
+def _is_filled(content: Any) -> bool:
+    return bool(content.strip()) if isinstance(content, str) else content not in (None, [], {})
 
 
 def _columns(value: JsonObject) -> tuple[str, ...]:
     """The fields that hold answers, or would: a table has empty cells."""
     groups: dict[str, list[str]] = {}
     letters = _letters(value)
-    for name, found in value.items():
+    for name, content in value.items():
         stem = _stem(name, letters)
-        if stem in ANSWERS and not isinstance(found, str | None):
-            raise InputError(f"{name} must be text, found {found!r:.80}", "Write it in quotes.")
-        if stem in ("", *ANSWERS) and isinstance(found, str | None):
+        if stem in ANSWERS and not isinstance(content, str | None):
+            raise InputError(f"{name} must be text, found {content!r:.80}", "Write it in quotes.")
+        if stem in ("", *ANSWERS) and isinstance(content, str | None):
             groups.setdefault(stem, []).append(name)
     if len(groups.get("", ())) < 2:  # a column `a` alone may be anything
         groups.pop("", None)
-    found = list(groups.values())
-    filled = [names for names in found if any(_is_filled(value[name]) for name in names)]
-    used = filled or found[:1]
-    ends = [_end(name) for names in used for name in names]
-    if len(used) > 1 or len(set(ends)) < len(ends):
+    candidates = list(groups.values())
+    filled = [names for names in candidates if any(_is_filled(value[name]) for name in names)]
+    used = filled or candidates[:1]
+    endings = [_end(name) for names in used for name in names]
+    if len(used) > 1 or len(set(endings)) < len(endings):
         refuse_groups(used)
-    return tuple(sorted(ends and used[0], key=order))
+    return tuple(sorted(endings and used[0], key=order))
 
 
 def _stem(name: str, letters: Sequence[str]) -> str | None:
@@ -149,7 +151,7 @@ def _letters(names: Iterable[str]) -> list[str]:
 
 
 def _end(name: str) -> str:
-    """What tells an answer from the others: the end of its field's name, or the whole."""
+    """The part that tells an answer from the others: the end of its field's name, or the whole."""
     end = ending(name.strip()) or name.strip().lower()
     return str(int(end)) if end.isdecimal() else end
 
@@ -188,54 +190,56 @@ def _says_preferred(name: str) -> bool:
     return re.fullmatch(PREFERRED, name.strip(), re.IGNORECASE) is not None
 
 
-def _judged(name: str, said: Any, columns: Sequence[str], given: Sequence[str]) -> JsonObject:
-    """`tiers` over the answers that are given; nothing where nothing is said."""
-    if not _is_filled(said):
+def _judged(name: str, judgment: Any, columns: Sequence[str], given: Sequence[str]) -> JsonObject:
+    """`tiers` over the answers that are given; nothing where there is no judgment."""
+    if not _is_filled(judgment):
         return {}
     if len(given) < 2:
-        empty = next((one for one in columns if one not in given), "a second answer")
+        empty = next((column for column in columns if column not in given), "a second answer")
         raise UnusableContentError(
-            f"{name} is {said!r:.80}, and {empty} is empty", "Fill it in, or leave the line out."
+            f"{name} is {judgment!r:.80}, and {empty} is empty",
+            "Fill it in, or leave the line out.",
         )
-    tiers = _tiers(str(said), columns, given)
-    ends = {_end(one) for one in columns}
-    if tiers is None and _is_unknown_number(str(said), ends):
+    tiers = _tiers(str(judgment), columns, given)
+    endings = {_end(column) for column in columns}
+    if tiers is None and _is_unknown_number(str(judgment), endings):
         raise MisreadError(
-            f"{name} is {said!r:.80}, and the answers are numbered {', '.join(sorted(ends))}",
+            f"{name} is {judgment!r:.80}, and the answers are numbered "
+            f"{', '.join(sorted(endings))}",
             f"If {name} counts from 0, add 1 to every number of the file; if it is a rating, "
             "rename it.",
         )
     if tiers is None:
         ties = TIES if len(given) == 2 else TIES[:2]  # both of three leaves open which
         raise InputError(
-            f"{name} is {said!r:.80}, which names none of the answers {', '.join(given)}",
-            f"Write {', '.join(_end(one) for one in given)}, one of these names, "
+            f"{name} is {judgment!r:.80}, which names none of the answers {', '.join(given)}",
+            f"Write {', '.join(_end(column) for column in given)}, one of these names, "
             f"{' or '.join(ties)}, or nothing where nobody has judged. If {name} says something "
             "else, rename it.",
         )
     return {"tiers": tiers}
 
 
-def _tiers(said: str, columns: Sequence[str], given: Sequence[str]) -> Tiers | None:
+def _tiers(judgment: str, columns: Sequence[str], given: Sequence[str]) -> Tiers | None:
     """The preferred answer above the others, a tie of all, or None for an unknown word."""
-    word = _plain(said)
+    word = _plain(judgment)
     if word in TIES[:2] or (word == TIES[2] and len(given) == 2):
         return [list(range(len(given)))]
-    for place, name in enumerate(columns):
-        words = {_plain(name), _end(name)}
+    for position, name in enumerate(columns):
+        spellings = {_plain(name), _end(name)}
         if _end(name).isdecimal():  # a letter counts numbers; a number might begin at 0 or 1
-            words.add(ascii_lowercase[place : place + 1])
-        if word in words and name in given:
+            spellings.add(ascii_lowercase[position : position + 1])
+        if word in spellings and name in given:
             best = given.index(name)
-            return [[best], [one for one in range(len(given)) if one != best]]
+            return [[best], [index for index in range(len(given)) if index != best]]
     return None
 
 
-def _is_unknown_number(said: str, ends: Collection[str]) -> bool:
+def _is_unknown_number(judgment: str, endings: Collection[str]) -> bool:
     """Whether a number is none of those that the answers have, so that these may be others."""
-    is_numbered = all(end.isdecimal() for end in ends)
-    is_number = re.fullmatch(NUMBER, said.strip()) is not None
-    return is_numbered and is_number and _plain(said) not in ends
+    is_numbered = all(end.isdecimal() for end in endings)
+    is_number = re.fullmatch(NUMBER, judgment.strip()) is not None
+    return is_numbered and is_number and _plain(judgment) not in endings
 
 
 def _plain(text: str) -> str:
@@ -249,30 +253,30 @@ def _plain(text: str) -> str:
 def _refuse_unread(rest: JsonObject, judgments: Collection[str] = ()) -> None:
     """Check that none of the fields that are not read holds an answer or a judgment."""
     unread = [
-        name for name, found in rest.items() if name in judgments or _is_lost(name, found, rest)
+        name for name, content in rest.items() if name in judgments or _is_lost(name, content, rest)
     ]
     if unread:
-        said = "look like answers or judgments"
+        reason = "look like answers or judgments"
         if len(unread) == 1:
-            said = "looks like an answer or a judgment"
+            reason = "looks like an answer or a judgment"
         raise InputError(
-            f"{', '.join(unread):.200} {said}, and would not be read",
+            f"{', '.join(unread):.200} {reason}, and would not be read",
             f"{COLUMNS} Use these names; what is neither needs another name, or can be removed.",
         )
 
 
-def _is_lost(name: str, found: Any, rest: JsonObject) -> bool:
-    if not _is_filled(found):
+def _is_lost(name: str, content: Any, rest: JsonObject) -> bool:
+    if not _is_filled(content):
         return False
     low = name.strip().lower()
     if low == "label":  # beside a prompt alone it may say anything
         return len(rest.get("responses") or ()) > 1
     if name in OF_OUR_LINES or re.fullmatch(LOST, low) is None:
         return False
-    return _says_preferred(low) or not isinstance(found, int | float)
+    return _says_preferred(low) or not isinstance(content, int | float)
 
 
-def _is_judgment(name: str, found: Any, columns: Sequence[str], given: Sequence[str]) -> bool:
+def _is_judgment(name: str, content: Any, columns: Sequence[str], given: Sequence[str]) -> bool:
     """Whether a field's name speaks of a judgment and its value names one of the answers."""
     speaks = name not in OF_OUR_LINES and re.search(JUDGMENT, name, re.IGNORECASE) is not None
-    return speaks and _is_filled(found) and _tiers(str(found), columns, given) is not None
+    return speaks and _is_filled(content) and _tiers(str(content), columns, given) is not None

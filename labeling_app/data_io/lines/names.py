@@ -17,8 +17,8 @@ NUMBERED = re.compile(r"^(.*?)[\s_-]*(\d+|(?<=[\s_-])[A-Za-z]|(?<=[a-z])[A-Z]|[L
 
 def ending(name: str) -> str:
     """The number, letter or side at the end of a name, or "": `b` of `answer-B`."""
-    found = NUMBERED.match(name)
-    return found[2].lower() if found else ""
+    match = NUMBERED.match(name)
+    return match[2].lower() if match else ""
 
 
 def order(name: str) -> tuple[int, str]:
@@ -36,9 +36,9 @@ def response_names(fields: JsonObject) -> tuple[str, ...]:
     """
     groups: dict[str, list[str]] = {}
     for name, text in fields.items():
-        found = NUMBERED.match(name)
-        if found and isinstance(text, str) and text.strip():
-            groups.setdefault(found[1].lower(), []).append(name)
+        match = NUMBERED.match(name)
+        if match and isinstance(text, str) and text.strip():
+            groups.setdefault(match[1].lower(), []).append(name)
     many = [sorted(names, key=order) for names in groups.values() if len(names) > 1]
     if len(many) == 1:
         return tuple(many[0])
@@ -103,5 +103,5 @@ def is_items(value: object) -> bool:
     return (
         isinstance(value, list)
         and len(value) > 1
-        and all(isinstance(one, dict) and "id" in one for one in value)
+        and all(isinstance(item, dict) and "id" in item for item in value)
     )

@@ -73,13 +73,18 @@ def read_exported(value: JsonObject) -> Judged | None:
             "Export the project as JSON.",
         )
     if isinstance(value.get("fields"), dict) and isinstance(value.get("responses"), dict):
-        answers = {name: _objects(said, name) for name, said in value["responses"].items()}
+        answers = {
+            name: _objects(question_answers, name)
+            for name, question_answers in value["responses"].items()
+        }
         others = {name: value.get(name) for name in OTHER_PARTS}
         return _read_record(value["fields"], answers, others)
     questions = [name.removesuffix(ANSWERS) for name in value if name.endswith(ANSWERS)]
     if questions:
-        fields = {name: one for name, one in value.items() if _is_field(name)}
-        others = {name: one for name, one in value.items() if "." in name and ANSWERS not in name}
+        fields = {name: content for name, content in value.items() if _is_field(name)}
+        others = {
+            name: content for name, content in value.items() if "." in name and ANSWERS not in name
+        }
         return _read_record(fields, {name: _columns(value, name) for name in questions}, others)
     return None
 
@@ -95,16 +100,16 @@ def _is_field(column: str) -> bool:
 def _columns(value: JsonObject, question: str) -> list[JsonObject]:
     """The answers to a question, whose values, users and statuses are columns."""
     names = [f"{question}{ANSWERS}{part}" for part in ("", ".users", ".status")]
-    said, users, status = (_list(value.get(name) or [], name) for name in names)
-    status = status or [None] * len(said)
+    answers, users, status = (_list(value.get(name) or [], name) for name in names)
+    status = status or [None] * len(answers)
     for column, name in ((users, names[1]), (status, names[2])):
-        if len(column) != len(said):
+        if len(column) != len(answers):
             raise InputError(
-                f"{names[0]} has {counted(len(said), 'answer')}, and {name} has {len(column)}",
+                f"{names[0]} has {counted(len(answers), 'answer')}, and {name} has {len(column)}",
                 f"Keep the column {name} of the export as it is.",
             )
-    rows = zip(said, users, status, strict=True)
-    return [{"value": one, "user_id": user, "status": state} for one, user, state in rows]
+    rows = zip(answers, users, status, strict=True)
+    return [{"value": answer, "user_id": user, "status": state} for answer, user, state in rows]
 
 
 def _read_record(
@@ -113,18 +118,26 @@ def _read_record(
     names = response_names(fields)
     prompt = prompt_name(fields, names)
     submitted = {
-        name: [one for one in said if _is_submitted(one)] for name, said in answers.items()
+        name: [answer for answer in question_answers if _is_submitted(answer)]
+        for name, question_answers in answers.items()
     }
-    of_questions = {name: list(_judgments(said, names)) for name, said in submitted.items()}
+    of_questions = {
+        name: list(_judgments(question_answers, names))
+        for name, question_answers in submitted.items()
+    }
     _require_one_question(name for name, given in of_questions.items() if given)
-    judgments = [one for given in of_questions.values() for one in given]
+    judgments = [judgment for given in of_questions.values() for judgment in given]
     if any(submitted.values()) and not judgments:
         raise InputError(
             f"No answer names the responses {list(names)}",
             "Read are answers to a ranking question over the names of the fields, and to a label "
             "question whose labels are these names.",
         )
-    unread = [name for name, said in submitted.items() if said and not of_questions[name]]
+    unread = [
+        name
+        for name, question_answers in submitted.items()
+        if question_answers and not of_questions[name]
+    ]
     return Judged(
         prompt=fields[prompt],
         texts=tuple(str(fields[name]) for name in names),
@@ -150,17 +163,17 @@ def _require_one_question(judging: Iterable[str]) -> None:
 
 def _judgments(answers: Sequence[JsonObject], names: Sequence[str]) -> Iterator[Judgment]:
     """The judgments in the answers to one question; none where it asks for something else."""
-    read = [(one, _ranked(one.get("value"), names)) for one in answers]
+    read = [(answer, _ranked(answer.get("value"), names)) for answer in answers]
     if not any(tiers for _, tiers in read):
         return
-    for one, tiers in read:
+    for answer, tiers in read:
         if not tiers:
             raise InputError(
-                f"An answer of Argilla is {one.get('value')!r:.80}, and others to the same "
+                f"An answer of Argilla is {answer.get('value')!r:.80}, and others to the same "
                 f"question name the responses {list(names)}",
                 "Write an order of these names in its place (equal ranks tie), or remove it.",
             )
-        yield Judgment(annotator=f"argilla-{one.get('user_id')}", tiers=tiers)
+        yield Judgment(annotator=f"argilla-{answer.get('user_id')}", tiers=tiers)
 
 
 def _is_submitted(answer: JsonObject) -> bool:
@@ -176,19 +189,19 @@ def _is_submitted(answer: JsonObject) -> bool:
 
 def _ranked(value: Any, names: Sequence[str]) -> Tiers | None:
     """Tiers of an answer: an order of names, best first, or the name of the best alone."""
-    place = {name: number for number, name in enumerate(names)}
-    if isinstance(value, str) and value in place:
-        others = [number for number in place.values() if number != place[value]]
-        return [[place[value]], others]
+    positions = {name: position for position, name in enumerate(names)}
+    if isinstance(value, str) and value in positions:
+        others = [position for position in positions.values() if position != positions[value]]
+        return [[positions[value]], others]
     if not isinstance(value, list) or not value:
         return None
-    named: list[Any] = [one.get("value") if isinstance(one, dict) else one for one in value]
-    if not all(isinstance(name, str) and name in place for name in named):
+    named: list[Any] = [item.get("value") if isinstance(item, dict) else item for item in value]
+    if not all(isinstance(name, str) and name in positions for name in named):
         return None
-    ranks: list[Any] = [one.get("rank") if isinstance(one, dict) else None for one in value]
+    ranks: list[Any] = [item.get("rank") if isinstance(item, dict) else None for item in value]
     if all(is_finite_number(rank) for rank in ranks):  # equal ranks tie
         return [
-            [place[name] for name, one in zip(named, ranks, strict=True) if one == rank]
+            [positions[name] for name, own in zip(named, ranks, strict=True) if own == rank]
             for rank in sorted(set(ranks))
         ]
     if any(rank is not None for rank in ranks):
@@ -196,7 +209,7 @@ def _ranked(value: Any, names: Sequence[str]) -> Tiers | None:
             f"An answer of Argilla has the ranks {ranks!r:.80}",
             "Give each response a number, 1 for the best, or none of them any.",
         )
-    return [[place[name]] for name in named]
+    return [[positions[name]] for name in named]
 
 
 # ------------------------------------------------------------------------------------ Label Studio
@@ -205,7 +218,7 @@ def _ranked(value: Any, names: Sequence[str]) -> Tiers | None:
 def _read_task(value: JsonObject) -> Judged:
     data, annotations = value["data"], value["annotations"]
     read: tuple[str, ...]
-    items = next((name for name, one in data.items() if is_items(one)), None)
+    items = next((name for name, content in data.items() if is_items(content)), None)
     if items is not None:
         names = tuple(str(item["id"]) for item in data[items])
         texts = tuple(_item_text(item) for item in data[items])
@@ -215,17 +228,25 @@ def _read_task(value: JsonObject) -> Judged:
         texts = tuple(str(data[name]) for name in names)
         read = (prompt_name(data, names), *names)
     finished = [
-        one for one in annotations if isinstance(one, dict) and not one.get("was_cancelled")
+        annotation
+        for annotation in annotations
+        if isinstance(annotation, dict) and not annotation.get("was_cancelled")
     ]
     others = {"predictions": value.get("predictions")}
-    results = [one for done in finished for one in _objects(done.get("result") or [], "result")]
+    results = [
+        result
+        for annotation in finished
+        for result in _objects(annotation.get("result") or [], "result")
+    ]
     _require_one_question(
-        str(one.get("from_name", "")) for one in results if one.get("type") in JUDGMENTS
+        str(result.get("from_name", "")) for result in results if result.get("type") in JUDGMENTS
     )
     return Judged(
         prompt=data[read[0]],
         texts=texts,
-        judgments=tuple(made for one in finished for made in _results(one, names)),
+        judgments=tuple(
+            judgment for annotation in finished for judgment in _results(annotation, names)
+        ),
         read=read,
         ignored=(*_unread(data, read), *_other_controls(finished), *_unread(others, ())),
         num_unfinished=len(annotations) - len(finished),
@@ -234,9 +255,11 @@ def _read_task(value: JsonObject) -> Judged:
 
 def _other_controls(annotations: Sequence[JsonObject]) -> list[str]:
     """The names of controls whose results are no judgments of responses, such as a comment."""
-    results = [one for annotation in annotations for one in annotation.get("result") or []]
-    others = [one for one in results if one.get("type") not in JUDGMENTS]
-    return list(dict.fromkeys(str(one.get("from_name") or one.get("type")) for one in others))
+    results = [result for annotation in annotations for result in annotation.get("result") or []]
+    others = [result for result in results if result.get("type") not in JUDGMENTS]
+    return list(
+        dict.fromkeys(str(result.get("from_name") or result.get("type")) for result in others)
+    )
 
 
 def _item_text(item: JsonObject) -> str:
@@ -285,7 +308,7 @@ def _result_tiers(result: JsonObject, names: Sequence[str]) -> Tiers | None:
                 'Write tiers for these tasks: {"prompt": …, "responses": […], "tiers": …}.',
             )
         order = order[buckets[0]]
-    order = [str(one) for one in _list(order or [], "ranker")]
+    order = [str(name) for name in _list(order or [], "ranker")]
     tiers = _ranked(order, names)
     if order and not tiers:
         raise InputError(
@@ -297,8 +320,8 @@ def _result_tiers(result: JsonObject, names: Sequence[str]) -> Tiers | None:
 
 
 def _require_sides(names: Sequence[str]) -> None:
-    ends = tuple(ending(name) for name in names)
-    if ends not in SIDES:
+    endings = tuple(ending(name) for name in names)
+    if endings not in SIDES:
         raise InputError(
             f"A pairwise result says left or right, and the fields are called {list(names)}",
             "Rename the field that was shown left to answer1, and the other to answer2.",
@@ -337,12 +360,12 @@ def _list(value: Any, name: str) -> list[Any]:
 
 
 def _objects(value: Any, name: str) -> list[JsonObject]:
-    found = _list(value, name)
-    if not all(isinstance(one, dict) for one in found):
+    items = _list(value, name)
+    if not all(isinstance(item, dict) for item in items):
         raise InputError(f"{name} must be a list of objects, found {value!r:.80}", EXPORT_AGAIN)
-    return found
+    return items
 
 
 def _unread(values: JsonObject, read: Collection[str]) -> list[str]:
     """The names under which there is something that was not read."""
-    return [name for name, one in values.items() if name not in read and one not in EMPTY]
+    return [name for name, content in values.items() if name not in read and content not in EMPTY]

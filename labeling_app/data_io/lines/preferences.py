@@ -48,8 +48,8 @@ def read_preference(value: JsonObject) -> tuple[tuple[Message, ...], Stated]:
 def _strengths_of(margin: Any) -> tuple[int, ...]:
     """A margin as the strength that we export as one; others are differences of rewards, say."""
     known = {str(strength): strength for strength in STRENGTHS}  # a cell of a CSV file is text
-    found = known.get(str(margin).removesuffix(".0"))
-    return () if found is None else (found,)
+    strength = known.get(str(margin).removesuffix(".0"))
+    return () if strength is None else (strength,)
 
 
 def _conversations(
@@ -115,11 +115,11 @@ def read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], Stated]:
     texts = [text_of(completion.get("response"), "a response") for completion in completions]
     models = [str(completion.get("model") or "imported") for completion in completions]
     messages = (Message(role="user", content=text_of(value["instruction"], "instruction")),)
-    scored = [place for place, score in enumerate(scores) if isinstance(score, int | float)]
-    if not all(is_finite_number(scores[place]) for place in scored):
+    scored = [index for index, score in enumerate(scores) if isinstance(score, int | float)]
+    if not all(is_finite_number(scores[index]) for index in scored):
         raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
     if len(scored) < 2:
         return messages, Stated(texts=texts, models=models)
-    ordered = tiers_of_scores([scores[place] for place in scored], 0.0)
-    tiers = [[scored[place] for place in tier] for tier in ordered]
+    ordered = tiers_of_scores([scores[index] for index in scored], 0.0)
+    tiers = [[scored[index] for index in tier] for tier in ordered]
     return messages, Stated(texts=texts, models=models, judgments=[tiers], scores=scores, kind="ai")

@@ -1,4 +1,4 @@
-"""What a line states before it becomes records, and checked values of its fields."""
+"""The contents of a line before they become records, and checked values of its fields."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,10 +50,10 @@ def list_of(value: JsonObject, name: str) -> list[Any]:
     Raises:
         InputError: it is no list.
     """
-    found = value.get(name) or []
-    if not isinstance(found, list):
-        raise InputError(f"{name} must be a list, found {found!r:.80}", EXAMPLES)
-    return found
+    items = value.get(name) or []
+    if not isinstance(items, list):
+        raise InputError(f"{name} must be a list, found {items!r:.80}", EXAMPLES)
+    return items
 
 
 def messages_of(value: Any, name: str) -> tuple[Message, ...]:

@@ -22,7 +22,7 @@ EXAMPLE = 'Write {"prompt": "…", "response": "…", "thumbs": "up"}, or "down"
 def with_responses(value: JsonObject) -> JsonObject:
     """One of our own lines, or of trl's unpaired ones, with lists of `responses` and `thumbs`.
 
-    What a table has in no row is None or empty there, and as good as absent.
+    A cell that a table leaves empty is None or "", and counts as absent.
 
     Raises:
         InputError: a label that is neither true nor false, a completion of several messages, or
@@ -36,7 +36,9 @@ def with_responses(value: JsonObject) -> JsonObject:
             )
         value = {**_without(value, "label"), "thumbs": thumb}
     is_judged = value.get("thumbs") is not None  # an empty response is wrong only if it is judged
-    given = [one for one in SINGLE if value.get(one) or (is_judged and value.get(one) is not None)]
+    given = [
+        name for name in SINGLE if value.get(name) or (is_judged and value.get(name) is not None)
+    ]
     if given:
         text = _text(value[given[0]])
         if len(given) > 1 or value.get("responses"):
@@ -48,7 +50,7 @@ def with_responses(value: JsonObject) -> JsonObject:
 
 
 def _without(value: JsonObject, *names: str) -> JsonObject:
-    return {name: found for name, found in value.items() if name not in names}
+    return {name: content for name, content in value.items() if name not in names}
 
 
 def thumb_rankings(

@@ -100,8 +100,8 @@ def count_thumbs(connections: Connections, comparison: int) -> ThumbCounts:
     """Thumbs up and down of both policies: of each conversation the first."""
     query = """SELECT variant, SUM(thumb), SUM(1 - thumb) FROM served
                WHERE comparison_id = ? AND thumb IS NOT NULL GROUP BY variant"""
-    found = {row[0]: (row[1], row[2]) for row in connections.db.execute(query, [comparison])}
-    return {"policy": (0, 0), "against": (0, 0)} | found
+    counts = {row[0]: (row[1], row[2]) for row in connections.db.execute(query, [comparison])}
+    return {"policy": (0, 0), "against": (0, 0)} | counts
 
 
 def count_thumb(db: Database, served: ServedResponse, *, is_up: bool) -> None:
@@ -116,7 +116,7 @@ def count_thumb(db: Database, served: ServedResponse, *, is_up: bool) -> None:
 
 
 def served_alone(connections: Connections) -> list[dict[str, Any]]:
-    """What each `model` answered outside comparisons: `responses`, thumbs `up`, `down`, `share`.
+    """Counts of each `model` outside comparisons: `responses`, thumbs `up`, `down`, `share`.
 
     Responses are those that were kept, also if they have been deleted since; of the thumbs of a
     conversation the first counts, as in comparisons. `share` is that of `up`, as of `share_of`.
@@ -150,16 +150,16 @@ def put_verdict(
                    JOIN rankings r ON r.id = v.ranking_id
                    WHERE v.annotator = ? AND v.subject = ?"""
         before = db.execute(query, [program, subject]).fetchone()
-        said = (dump(ranking.tiers), dump(ranking.flags), ranking.note)
-        if before is not None and before[1:] == said:
+        verdict = (dump(ranking.tiers), dump(ranking.flags), ranking.note)
+        if before is not None and before[1:] == verdict:
             return False
         old = before[0] if before else None
         store.add_prompts([judged[0].prompt])
-        store.add_responses([one.response for one in judged], queue=False)
-        new = content_id("served", program, subject, old, *said)
+        store.add_responses([served.response for served in judged], queue=False)
+        new = content_id("served", program, subject, old, *verdict)
         if old is not None:
             retire(db, [old])
-        shown_order = dump([one.response.id for one in judged])
+        shown_order = dump([served.response.id for served in judged])
         insert_ranking(db, replace(ranking, id=new), shown=shown_order, supersedes=old)
         query = "INSERT OR REPLACE INTO served_verdicts VALUES (?, ?, ?)"
         db.execute(query, [program, subject, new])

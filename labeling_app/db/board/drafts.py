@@ -50,6 +50,6 @@ def ranking_as_draft(row: dict[str, Any], shown_order: list[str]) -> dict[str, A
         "tiers": [[shown_order.index(i) for i in tier] for tier in json.loads(row["tiers"])],
         "strengths": json.loads(row["strengths"]),
         "flags": [name for name in of_all if name in OF_RANKINGS],
-        "response_flags": [[place, name] for place, name in of_one],
+        "response_flags": [[position, name] for position, name in of_one],
         "note": row["note"],
     }

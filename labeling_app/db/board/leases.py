@@ -66,8 +66,8 @@ def first_open(db: Database, annotator: str) -> int | None:
     if row:
         return int(row[0])
     last = last_prompt(db, annotator)
-    found = _first_but(db, annotator, last)
-    return _first_but(db, annotator, None) if found is None and last is not None else found
+    task_id = _first_but(db, annotator, last)
+    return _first_but(db, annotator, None) if task_id is None and last is not None else task_id
 
 
 def _first_but(db: Database, annotator: str, prompt_id: str | None) -> int | None:
@@ -81,7 +81,11 @@ def _first_but(db: Database, annotator: str, prompt_id: str | None) -> int | Non
         return int(row[0])
     sources = sources_of(db, annotator)
     given = [first_in_queue(db, annotator, source, but=prompt_id) for source in sources]
-    best = min((place for place in given if place), key=lambda at: (-at[0], at[1]), default=None)
+    best = min(
+        (position for position in given if position),
+        key=lambda position: (-position[0], position[1]),
+        default=None,
+    )
     best = best or first_in_queue(db, annotator, None, but=prompt_id)
     return best[1] if best else None
 
@@ -116,8 +120,8 @@ def set_state(
 ) -> None:
     """Move an assignment to a state and keep `tasks.open` right: leased and done hold a place."""
     before = state_of(db, task_id, annotator)
-    places = ("leased", "done")
-    change = (before in places) - (state in places)
+    holding_states = ("leased", "done")
+    change = (before in holding_states) - (state in holding_states)
     db.execute(
         "UPDATE assignments SET state = ?, expires_at = ?, updated_at = ?"
         " WHERE task_id = ? AND annotator = ?",

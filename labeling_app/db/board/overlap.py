@@ -54,8 +54,8 @@ def ask_another(db: Database, task_id: int) -> None:
     if not rows or len(rows) < rows[0][1]:
         return
     pairs = combinations([json.loads(tiers) for tiers, _ in rows], 2)
-    found = [value for a, b in pairs if (value := pair_agreement(a, b)) is not None]
-    if found and fmean(found) < wanted:
+    agreements = [value for a, b in pairs if (value := pair_agreement(a, b)) is not None]
+    if agreements and fmean(agreements) < wanted:
         want_one_more(db, task_id)
 
 

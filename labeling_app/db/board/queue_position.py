@@ -28,14 +28,14 @@ def first_in_queue(
         but: a prompt whose tasks are passed over for now.
     """
     before = _passed(db, annotator, source)
-    found = _first_from(db, annotator, source, before)
-    if before != (found or END):
-        row = [annotator, json.dumps(source), *(found or END)]
+    position = _first_from(db, annotator, source, before)
+    if before != (position or END):
+        row = [annotator, json.dumps(source), *(position or END)]
         db.execute("INSERT OR REPLACE INTO passed VALUES (?, ?, ?, ?)", row)
-    if found is None or but is None:
-        return found
-    [prompt_id] = db.execute("SELECT prompt_id FROM tasks WHERE id = ?", [found[1]]).fetchone()
-    return _first_from(db, annotator, source, found, but) if prompt_id == but else found
+    if position is None or but is None:
+        return position
+    [prompt_id] = db.execute("SELECT prompt_id FROM tasks WHERE id = ?", [position[1]]).fetchone()
+    return _first_from(db, annotator, source, position, but) if prompt_id == but else position
 
 
 def _first_from(
@@ -45,8 +45,8 @@ def _first_from(
     # their direction.
     values: dict[str, Any] = {"me": annotator, "source": source, "but": but}
     values |= {"priority": position[0], "id": position[1]}
-    found = _first(db, values, "priority = :priority AND id >= :id")
-    return found or _first(db, values, "priority < :priority")
+    same_priority = _first(db, values, "priority = :priority AND id >= :id")
+    return same_priority or _first(db, values, "priority < :priority")
 
 
 def _passed(db: Database, annotator: str, source: str | None) -> QueuePosition:

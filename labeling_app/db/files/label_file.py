@@ -145,12 +145,12 @@ def find_damage(path: Path) -> str:
     """
     try:
         with open_read_only(path) as db:
-            found: str = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            message: str = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as error:
         if _is_temporary(error):
             raise
         return str(error)
-    return "" if found == "ok" else " ".join(found.split())
+    return "" if message == "ok" else " ".join(message.split())
 
 
 def _is_temporary(error: sqlite3.DatabaseError) -> bool:
@@ -202,11 +202,11 @@ class FileWatch:
 def _identity(path: Path, *, with_size: bool = False) -> Identity:
     """Device and inode of a file, and whether anything is in it; None where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    size = (bool(found.st_size),) if with_size else ()
-    return found.st_dev, found.st_ino, *size
+    size = (bool(status.st_size),) if with_size else ()
+    return status.st_dev, status.st_ino, *size
 
 
 def _log_of(path: Path) -> Path:

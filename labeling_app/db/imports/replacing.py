@@ -16,7 +16,7 @@ from labeling_app.db.rankings import ranking_in_task
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced:
-    """What became of the rankings that earlier imports of a source gave."""
+    """How many rankings of earlier imports of a source were retired, and how many kept."""
 
     retired: int
     kept: int

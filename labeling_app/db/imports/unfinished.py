@@ -231,7 +231,7 @@ def _delete(connections: Connections, table: str, import_id: int) -> None:
 class Check:
     """A gold or training task to make when its import is finished."""
 
-    place: str
+    location: str
     answer: Ranking
     responses: list[str]
     purpose: CheckPurpose
@@ -252,7 +252,15 @@ def defer_link(db: Database, import_id: int, prompt_id: str) -> None:
 
 def defer_check(db: Database, import_id: int, check: Check) -> None:
     """Record a gold or training task to make when its import is finished."""
-    content = json.dumps({**vars(check), "answer": check.answer.to_json()})
+    content = json.dumps(
+        {
+            "place": check.location,  # the name that databases have had
+            "answer": check.answer.to_json(),
+            "responses": check.responses,
+            "purpose": check.purpose,
+            "explanation": check.explanation,
+        }
+    )
     query = "INSERT INTO import_tasks (import_id, prompt_id, content) VALUES (?, ?, ?)"
     db.execute(query, [import_id, check.answer.prompt_id, content])
 
@@ -263,14 +271,14 @@ def make_deferred_tasks(connections: Connections) -> Checks:
     Checks that cannot be made stay recorded until the end: if this program is killed before it
     reports them, the next one finds them again.
     """
-    made = 0
+    num_made = 0
     refused: dict[int, str] = {}
 
     def forget(db: Database, seq: int) -> None:
         db.execute("DELETE FROM import_tasks WHERE seq = ?", [seq])
 
     def make(db: Database, row: tuple[int, str, str | None]) -> None:
-        nonlocal made
+        nonlocal num_made
         seq, prompt_id, content = row
         if content is None:
             queue_tasks(db, [prompt_id])
@@ -278,7 +286,7 @@ def make_deferred_tasks(connections: Connections) -> Checks:
             link_judgments(db, prompt_id)
         else:
             try:
-                made += _make_check(connections, content)
+                num_made += _make_check(connections, content)
             except InputError as error:
                 refused[seq] = error.problem
                 return
@@ -286,7 +294,7 @@ def make_deferred_tasks(connections: Connections) -> Checks:
 
     write_in_chunks(connections, _deferred(connections), make)
     write_in_chunks(connections, refused, forget)
-    return Checks(made=made, refused=list(refused.values()))
+    return Checks(made=num_made, refused=list(refused.values()))
 
 
 def num_deferred(connections: Connections) -> int:
@@ -310,12 +318,12 @@ def _make_check(connections: Connections, content: str) -> bool:
         InputError: it cannot be made; the message begins with the line it comes from.
     """
     stored = json.loads(content)
-    place = stored.pop("place")
+    location = stored.pop("place")
     stored["answer"] = Ranking.from_json(stored["answer"])
     try:
         return make_check(connections, **stored)
     except InputError as error:
-        raise InputError(f"{place}: {error.problem}", error.remedy) from None
+        raise InputError(f"{location}: {error.problem}", error.remedy) from None
 
 
 # ------------------------------------------------------------------------------ small transactions

@@ -39,7 +39,7 @@ def policy_of_gradio(page: str) -> str:
 
 def policy_of_report(page: str) -> str:
     """The policy of a report of a run: its own scripts and pictures, and no access to the app."""
-    own = [one for one in _sources(page, "script").split(" ") if one != "'self'"]
+    own = [source for source in _sources(page, "script").split(" ") if source != "'self'"]
     return (
         f"default-src 'none'; script-src {' '.join(own) or NONE}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -53,8 +53,8 @@ def html_page(page: str, status_code: int = 200) -> HTMLResponse:
 
 
 def _sources(page: str, tag: str) -> str:
-    found = _INLINE.finditer(page)
-    blocks = [block[3] for block in found if block[1].lower() == tag and "src=" not in block[2]]
+    matches = _INLINE.finditer(page)
+    blocks = [match[3] for match in matches if match[1].lower() == tag and "src=" not in match[2]]
     digests = (hashlib.sha256(block.encode()).digest() for block in blocks)
     return " ".join(["'self'", *(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests)])
 

@@ -134,7 +134,7 @@ class AuthMiddleware:
 
 def _refuse_annotator(request: Request) -> Response | None:
     path = request.scope["path"]
-    if not any(path == one or path.startswith(f"{one}/") for one in LEAD_PATHS):
+    if not any(path == prefix or path.startswith(f"{prefix}/") for prefix in LEAD_PATHS):
         return None
     if request.method == "GET":
         return content_policy.html_page(LEADS_ONLY, 403)

@@ -60,9 +60,9 @@ class ScreenRenderer:
 
 
 def _unrendered(screen: Payload) -> Iterator[tuple[Payload, str]]:
-    """Where the texts are: the prompt's turns, the responses, and a training task's explanation."""
+    """The fields with texts: the prompt's turns, the responses, a training task's explanation."""
     task = screen.get("task") or {"prompt": [], "cards": []}
-    places = [(holder, "html") for holder in (*task["prompt"], *task["cards"])]
+    fields = [(holder, "html") for holder in (*task["prompt"], *task["cards"])]
     if screen.get("feedback"):
-        places.append((screen["feedback"], "explanation"))
-    return ((holder, name) for holder, name in places if isinstance(holder[name], Unrendered))
+        fields.append((screen["feedback"], "explanation"))
+    return ((holder, name) for holder, name in fields if isinstance(holder[name], Unrendered))

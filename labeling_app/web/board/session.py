@@ -118,13 +118,13 @@ class Board:
             return [refusal(problem, retry=True)] * len(requests)
         return [render_quick(screen) for screen in screens]
 
-    def _answer_in_savepoint(self, db: Database, asked: BoardRequest) -> Payload:
+    def _answer_in_savepoint(self, db: Database, request: BoardRequest) -> Payload:
         """A refused request is rolled back alone."""
-        if asked.payload.get("op") == "decide" and not asked.may_lead:
+        if request.payload.get("op") == "decide" and not request.may_lead:
             return refusal("Only leads can decide disputed tasks.")
         try:
             with db.atomic():
-                return self._answer(asked.annotator, asked.payload)
+                return self._answer(request.annotator, request.payload)
         except InputError as error:
             return refusal(f"{error.problem}. {error.remedy}")
         except (LookupError, TypeError, ValueError, OverflowError):
@@ -183,12 +183,12 @@ class Board:
 
     def _history(self, annotator: str) -> list[Payload]:
         db = self.store.connections.db
-        found = []
+        history = []
         for past in recent_work(self.store.connections, annotator):
             ticket = ticket_of(db, past.task_id, annotator)
             # pages loaded before an upgrade read it under the name of the number, which stays here
-            found.append({**asdict(past), "ticket": ticket, "task_id": ticket})
-        return found
+            history.append({**asdict(past), "ticket": ticket, "task_id": ticket})
+        return history
 
     def _draft(self, annotator: str, payload: Payload) -> None:
         self.queue.save_draft(annotator, self._task_id(annotator, payload), read_state(payload))
@@ -240,9 +240,9 @@ class Board:
     def _nothing_left(self, annotator: str) -> str:
         num_busy, until = self.queue.busy_elsewhere(annotator)
         if num_busy and until is not None:
-            what = "1 task is" if num_busy == 1 else f"{num_busy} tasks are"
+            tasks = "1 task is" if num_busy == 1 else f"{num_busy} tasks are"
             clock = datetime.fromtimestamp(until).strftime("%H:%M")
-            return f"{what} reserved for other people until {clock}. Reload the page then."
+            return f"{tasks} reserved for other people until {clock}. Reload the page then."
         if not self.store.counts()["tasks"]:
             problem = "There is nothing to rank yet: no prompt has two responses."
             return f"{problem} Tasks appear here by themselves as soon as there are some."

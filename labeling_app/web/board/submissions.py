@@ -142,14 +142,14 @@ def _flags(values: list[Any], allowed: Collection[str]) -> tuple[str, ...]:
 
 
 def _response_flags(payload: Payload, offered: Collection[str]) -> tuple[tuple[int, str], ...]:
-    found: dict[tuple[int, str], None] = {}
+    flags: dict[tuple[int, str], None] = {}
     for pair in _list(payload, "response_flags", []):
         if not isinstance(pair, list) or len(pair) != 2:
             raise _malformed("response_flags")
-        [place] = _whole_numbers(pair[:1], "response_flags")
+        [position] = _whole_numbers(pair[:1], "response_flags")
         [flag] = _flags(pair[1:], offered)
-        found[place, flag] = None
-    return tuple(found)
+        flags[position, flag] = None
+    return tuple(flags)
 
 
 def _malformed(name: str) -> InputError:

@@ -39,7 +39,7 @@ Operation = Callable[[User, Payload], Awaitable[Payload]]
 
 
 class DataPage:
-    """What the page does.
+    """The operations of the page.
 
     Args:
         store: the database.
@@ -98,7 +98,7 @@ class DataPage:
             upload.remove()
 
     def _job(self, upload: Upload, payload: Payload) -> Payload:
-        """What is chosen for an upload.
+        """The job of an upload, with the values that the person chose.
 
         Raises:
             InputError: a value that the page does not offer.
@@ -151,10 +151,10 @@ class DataPage:
         name = f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}{path.suffix}"
         out = path.parent / "backups" / name
         async with self._turn:
-            made = await run_job({"do": "backup", "db": str(path), "out": str(out)})
-        if "error" in made:
-            return made
-        held = f"{counted(made['prompts'], 'prompt')}, {counted(made['rankings'], 'ranking')}"
+            outcome = await run_job({"do": "backup", "db": str(path), "out": str(out)})
+        if "error" in outcome:
+            return outcome
+        held = f"{counted(outcome['prompts'], 'prompt')}, {counted(outcome['rankings'], 'ranking')}"
         return {"say": f"Saved backups/{name} beside the database: {held}."}
 
 
@@ -244,13 +244,13 @@ def _add_export(app: FastAPI, page: DataPage, shown: Callable[..., HTMLResponse]
     async def export(request: Request) -> Response:
         try:
             form = await read_form(request)
-            made = await page.archive(form.get("format", ""))
+            outcome = await page.archive(form.get("format", ""))
         except BodyError as error:
             return shown(request, error.problem, error.status)
         except InputError as error:
             return shown(request, f"{error.problem}. {error.remedy}", 400)
-        if "error" in made:
-            return shown(request, made["error"], 400)
-        packed = Path(made["archive"])
+        if "error" in outcome:
+            return shown(request, outcome["error"], 400)
+        packed = Path(outcome["archive"])
         name = f"rankings-{form['format']}.zip"
         return FileResponse(packed, filename=name, background=BackgroundTask(packed.unlink))

@@ -127,8 +127,8 @@ def answer_json(
     @json_errors
     async def answer(request: Request) -> JSONResponse:
         payload = await read_json(request, MAX_BODY_BYTES)
-        said = await operation(sender_of(request), payload)
-        return JSONResponse(said, status_code=400 if "error" in said else 200)
+        outcome = await operation(sender_of(request), payload)
+        return JSONResponse(outcome, status_code=400 if "error" in outcome else 200)
 
     app.add_api_route(path, answer, methods=["POST"], response_model=None)
 

@@ -1,4 +1,4 @@
-"""What the latest rankings say, as the page Quality shows it: found in a process of its own.
+"""Measures the latest rankings for the page Quality, in a process of its own.
 
 Measuring takes a second or two of a processor, and making tables of a hundred people 50 ms, in
 which nobody else would get an answer. In a thread either would delay the board.
@@ -71,7 +71,9 @@ def measure(path: Path) -> Measured:
     with Store(path, read_only=True) as store:
         state = state_of_rankings(store)
         quality = measure_quality(store)
-        pseudonyms = {one.name: pseudonym(store.secret, one.name) for one in quality.people}
+        pseudonyms = {
+            person.name: pseudonym(store.secret, person.name) for person in quality.people
+        }
     tables = (
         _templates()
         .get_template(TABLES)

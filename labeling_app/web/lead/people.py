@@ -39,7 +39,7 @@ Payload = dict[str, Any]
 
 
 class PeoplePage:
-    """What the page does.
+    """The operations of the page.
 
     Args:
         store: the database.
@@ -206,7 +206,7 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
     @app.get(PATH)
     def page(request: Request, source: str = "") -> HTMLResponse:
         sender, connections = sender_of(request), store.connections
-        found = find_sources(connections, source.strip(), LISTED + 1)
+        sources = find_sources(connections, source.strip(), LISTED + 1)
         return frame.page(
             request,
             TEMPLATE,
@@ -215,11 +215,11 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
             roles=[role for role in ROLES if may_manage(sender, role)],
             everybody_signs_in=has_sign_in,
             teams=all_teams(connections),
-            sources=receivers_of(connections, found[:LISTED]),
+            sources=receivers_of(connections, sources[:LISTED]),
             searched=source.strip(),
             num_prompts=store.counts()["prompts"],
             num_tasks=num_for_everybody(connections),
-            num_listed=LISTED if found[LISTED:] else 0,
+            num_listed=LISTED if sources[LISTED:] else 0,
         )
 
     operations = {

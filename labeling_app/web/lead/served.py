@@ -15,14 +15,14 @@ def compared_policies(store: Store, compare: Compare | None) -> list[dict[str, A
     """The newest comparisons that have thumbs, the newest first; none without `compare`."""
     if compare is None:
         return []
-    found = []
+    pairs = []
     for row in reversed(comparisons(store.connections)):
         if not any(map(sum, row["thumbs"].values())):
             continue
-        compared = compare(row["thumbs"])
+        pair = compare(row["thumbs"])
         for side in ("policy", "against"):
-            compared[side]["name"] = row[side]
-        found.append(compared)
-        if len(found) == SHOWN:
+            pair[side]["name"] = row[side]
+        pairs.append(pair)
+        if len(pairs) == SHOWN:
             break
-    return found
+    return pairs

@@ -11,6 +11,8 @@ PAGES = Path(__file__).parents[1] / "pages"
 
 def load_templates() -> Environment:
     """Those of `pages/`: every value is escaped, and a missing one is an error."""
-    found = Environment(loader=FileSystemLoader(PAGES), autoescape=True, undefined=StrictUndefined)
-    found.filters["counted"] = counted
-    return found
+    templates = Environment(
+        loader=FileSystemLoader(PAGES), autoescape=True, undefined=StrictUndefined
+    )
+    templates.filters["counted"] = counted
+    return templates

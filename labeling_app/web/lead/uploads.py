@@ -99,8 +99,8 @@ class Uploads:
                 "rlhf import FILE --db DB",
             )
         self.forget(owner)
-        one = secrets.token_hex(16)
-        upload = Upload(id=one, name=name, path=self.folder / f"{one}{suffix}", size=size)
+        id_ = secrets.token_hex(16)
+        upload = Upload(id=id_, name=name, path=self.folder / f"{id_}{suffix}", size=size)
         upload.path.touch(mode=0o600)
         self._of[owner] = upload
         return upload
@@ -185,8 +185,8 @@ def _remove_abandoned() -> None:
     """Remove the folders of this user's servers that have ended without doing it."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is locked, or gone by now
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            status = folder.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
                 lock = os.open(folder, os.O_RDONLY)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -211,6 +211,8 @@ async def run_job(job: Payload) -> Payload:
         outcome: Payload = json.loads(done.stdout)
     except ValueError:
         sys.stderr.write(done.stderr.decode(errors="replace")[-MAX_LOGGED:])
-        what = jobs.FAILED.get(job["do"], "This failed")
-        return {"error": f"{what}: the program that does it has ended. The server's log says why."}
+        problem = jobs.FAILED.get(job["do"], "This failed")
+        return {
+            "error": f"{problem}: the program that does it has ended. The server's log says why."
+        }
     return outcome

@@ -59,8 +59,8 @@ class ChatModel(Protocol):
             prompt: the conversation so far.
             ids: the ids that the responses get.
             seed: makes this sampling repeatable.
-            on_text: called with a place in `ids` and its whole text so far; returns whether to go
-                on with it.
+            on_text: called with a position in `ids` and its whole text so far; returns whether to
+                go on with it.
 
         Raises:
             InputError: it cannot answer; the message is shown to the person who asked.
@@ -80,16 +80,16 @@ class RunningQuestion:
     def __init__(self, turn_id: str, prompt: Prompt, num_responses: int) -> None:
         self.id = turn_id
         self.prompt = prompt
-        self.ids = [content_id(SOURCE, turn_id, place) for place in range(num_responses)]
+        self.ids = [content_id(SOURCE, turn_id, position) for position in range(num_responses)]
         self.texts = [""] * num_responses
         self.stopped = False
         self.over = False
         self.problem = BROKEN
 
-    def update(self, place: int, text: str) -> bool:
+    def update(self, position: int, text: str) -> bool:
         """Set the text of an answer so far. Returns False when the answer should stop."""
         if not self.stopped:
-            self.texts[place] = text
+            self.texts[position] = text
         return not self.stopped
 
     def payload(self) -> Payload:
@@ -179,8 +179,8 @@ class Live:
         if self.note is None or not turn.rankings:
             return payload
         if turn.id not in self._notes:
-            found = {r.id: r for r in self.store.responses(turn.prompt.id)}
-            self._notes[turn.id] = self.note(turn.prompt, [found[i] for i in turn.shown_order])
+            responses = {r.id: r for r in self.store.responses(turn.prompt.id)}
+            self._notes[turn.id] = self.note(turn.prompt, [responses[i] for i in turn.shown_order])
         return payload | {"notes": self._notes[turn.id]}
 
     # ------------------------------------------------------------------ asking
@@ -217,14 +217,14 @@ class Live:
         if after is None:
             return ()
         turn = require_turn(self.store, annotator, str(after))
-        place, edited = choice_of(turn), edit_of(turn)
-        if place is None and edited is None:
+        choice, edited = choice_of(turn), edit_of(turn)
+        if choice is None and edited is None:
             raise InputError(
                 "No answer is picked yet",
                 "Pick one: the conversation continues with it.",
             )
         # After a tie, or when all are bad, it continues with the first one.
-        chosen = edited or turn.texts[turn.shown_order[place if isinstance(place, int) else 0]]
+        chosen = edited or turn.texts[turn.shown_order[choice if isinstance(choice, int) else 0]]
         return (*turn.prompt.messages, Message(role="assistant", content=chosen))
 
     def _require_free(self, annotator: str) -> None:
@@ -260,12 +260,12 @@ class Live:
         """Ask all models at once; their answers are shown in random order."""
         models = random.sample(self.models, len(self.models))
         count = len(question.ids)
-        # With more places than models, the extra ones are assigned at random.
-        places = random.sample(range(count), count)
+        # With more positions than models, the extra ones are assigned at random.
+        positions = random.sample(range(count), count)
 
         def ask_model(number: int) -> list[tuple[int, Response]]:
-            own = places[number :: len(models)]
-            ids = [question.ids[place] for place in own]
+            own = positions[number :: len(models)]
+            ids = [question.ids[position] for position in own]
 
             def on_text(row: int, text: str) -> bool:
                 return question.update(own[row], text)
@@ -283,7 +283,7 @@ class Live:
 
         with ThreadPoolExecutor(len(models)) as pool:
             answered = dict(chain.from_iterable(pool.map(ask_model, range(len(models)))))
-        return [answered[place] for place in range(count)]
+        return [answered[position] for position in range(count)]
 
     def _stop(self, annotator: str, payload: Payload) -> Payload:
         question = self.question(annotator, _text(payload, "turn", 64))
@@ -347,10 +347,10 @@ def _ranking(
 
 
 def _shown(turn: Turn, payload: Payload) -> str:
-    place = int(payload["place"])
-    if not 0 <= place < len(turn.shown_order):
-        raise InputError(f"There is no answer at place {place}", "Reload the page.")
-    return turn.shown_order[place]
+    position = int(payload["place"])
+    if not 0 <= position < len(turn.shown_order):
+        raise InputError(f"There is no answer at place {position}", "Reload the page.")
+    return turn.shown_order[position]
 
 
 def _text(payload: Payload, name: str, limit: int) -> str:

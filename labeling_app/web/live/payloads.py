@@ -47,7 +47,7 @@ def _thumb_of(turn: Turn, response_id: str) -> int:
 
 
 def choice_of(turn: Turn) -> int | str | None:
-    """The place that was picked, `tie`, `all-bad`, or None before a vote."""
+    """The position that was picked, `tie`, `all-bad`, or None before a vote."""
     for ranking in turn.rankings:
         if {i for tier in ranking.tiers for i in tier} == set(turn.shown_order):
             if ALL_BAD in ranking.flags:

@@ -88,11 +88,11 @@ class ServedRecords:
         """Store several in one transaction; if that fails, each in its own."""
         try:
             with self._store.connections.write():
-                return [self._store_one(one) for one in wanted]
+                return [self._store_one(record) for record in wanted]
         except sqlite3.Error as error:
             is_busy = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
             if len(wanted) > 1 and not is_busy:
-                return [self._store_all([one])[0] for one in wanted]
+                return [self._store_all([record])[0] for record in wanted]
             return [error] * len(wanted)
 
     def _store_one(self, wanted: ServedResponse | _Feedback) -> Outcome:

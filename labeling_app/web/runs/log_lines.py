@@ -19,5 +19,5 @@ def newest_lines(file: Path) -> list[str]:
         stream.seek(max(0, size - MAX_BYTES))
         text = stream.read().decode("utf-8", errors="replace")
     lines = text.splitlines()[1 if size > MAX_BYTES else 0 :]
-    said = [_HINT.sub("", line).rstrip() for line in lines if _LOOP_AGAIN not in line]
-    return [line for line in said if line][-MAX_LINES:]
+    stripped = [_HINT.sub("", line).rstrip() for line in lines if _LOOP_AGAIN not in line]
+    return [line for line in stripped if line][-MAX_LINES:]

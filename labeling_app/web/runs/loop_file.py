@@ -1,4 +1,4 @@
-"""What the Runs page knows of a loop's settings file, and what a lead may change in it.
+"""A loop's settings file as the Runs page knows it, and the settings that a lead may change.
 
 A lead's values are numbers, yes or no, or one of a few words: nothing that is text reaches a
 command. They are written to OUT/lead.yaml, which `rlhf loop` reads after the file itself.
@@ -75,7 +75,7 @@ def read_values(settings: Sequence[OpenSetting], given: Mapping[str, Any]) -> di
     Raises:
         InputError: a setting is not open, or its value is of another kind.
     """
-    known = {one.name: one for one in settings}
+    known = {setting.name: setting for setting in settings}
     for name, value in given.items():
         if name not in known:
             raise InputError(
@@ -124,7 +124,7 @@ def names_on_page(text: str, group: str = "") -> str:
 
 
 def settings_on_page(problem: str, remedy: str) -> tuple[str, str]:
-    """What a command says of its settings, with their names on the page.
+    """A command's problem and remedy, with settings named as on the page.
 
     Example: "stages.ppo: --steps is 0" is "stages.ppo.steps is 0".
     """
@@ -137,26 +137,26 @@ def settings_on_page(problem: str, remedy: str) -> tuple[str, str]:
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by path as a settings file has them: `{"stages.ppo.steps": 3}` in three levels."""
-    found: dict[str, Any] = {}
+    root: dict[str, Any] = {}
     for path, value in values.items():
         *parents, last = path.split(".")
-        group = found
+        group = root
         for parent in parents:
             group = group.setdefault(parent, {})
         group[last] = value
-    return found
+    return root
 
 
 def flat(values: Mapping[str, Any], settings: Sequence[OpenSetting]) -> dict[str, Any]:
     """The values of the open settings in nested groups, by path; others are left out."""
-    found = {}
+    by_path = {}
     for setting in settings:
         group: Any = values
         for part in setting.name.split("."):
             group = group.get(part, LEFT_OUT) if isinstance(group, Mapping) else LEFT_OUT
         if group is not LEFT_OUT and _fits(setting, group):
-            found[setting.name] = group
-    return found
+            by_path[setting.name] = group
+    return by_path
 
 
 LEFT_OUT = object()

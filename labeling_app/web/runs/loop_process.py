@@ -99,7 +99,7 @@ class LoopProcess:
         """End a loop on this machine that waits because it is paused, and nothing else."""
         number = holder(self.file.out)
         beats = read_heartbeats(self.file.run.heartbeat)
-        if not any(one.pid == number and one.phase.startswith("paused") for one in beats):
+        if not any(beat.pid == number and beat.phase.startswith("paused") for beat in beats):
             return
         assert number is not None
         os.kill(number, signal.SIGTERM)
@@ -158,8 +158,8 @@ class LoopProcess:
         Raises:
             InputError: the round is not evaluated, or the command runs already or fails otherwise.
         """
-        found = self._ask("ask", number)
-        return int(found["queued"]), int(found["people_per_pair"])
+        output = self._ask("ask", number)
+        return int(output["queued"]), int(output["people_per_pair"])
 
     def count_votes(self, number: int) -> None:
         """Read people's votes on these pairs into the reports.
@@ -171,43 +171,46 @@ class LoopProcess:
 
     def _ask(self, action: str, number: int) -> dict[str, Any]:
         """Run in a process of its own, which leaves the board its processor."""
-        words = ["runs", action, str(self.file.out), "--round", str(number), "--json"]
+        arguments = ["runs", action, str(self.file.out), "--round", str(number), "--json"]
         if not self._asking.acquire(blocking=False):  # impatient presses would fill the memory
             raise InputError(
                 "The server is already putting pairs on the board or counting votes",
                 "Wait a minute, then press the button again.",
             )
         try:
-            found: dict[str, Any] = json.loads(_run([*RLHF, *words]).splitlines()[-1])
+            output: dict[str, Any] = json.loads(_run([*RLHF, *arguments]).splitlines()[-1])
         finally:
             self._asking.release()
-        return found
+        return output
 
     def values(self) -> dict[str, Any]:
-        """What leads have set, by the path of the setting."""
+        """The values that leads have set, by the path of the setting."""
         file = self.file.run.lead_file
         return flat(read_settings_file(file), self.file.open) if file.is_file() else {}
 
     def open_settings(self) -> list[OpenSetting]:
-        """What leads may change, with the values that the file has now.
+        """The settings that leads may change, with the values that the file has now.
 
         If the file cannot be read, they are those it had when the server started.
         """
         written: dict[str, Any] = {}
         with suppress(InputError):
             written = flat(read_settings_file(self.file.path), self.file.open)
-        return [replace(one, value=written.get(one.name, one.value)) for one in self.file.open]
+        return [
+            replace(setting, value=written.get(setting.name, setting.value))
+            for setting in self.file.open
+        ]
 
     def current_values(self) -> dict[str, Any]:
         """`rounds` and `stop_without_gain` as the next start has them."""
         path = self.file.path
         file = read_settings_file(path) if path.is_file() else {}
-        found = {"rounds": self.file.rounds, "stop_without_gain": self.file.stop_without_gain}
+        values = {"rounds": self.file.rounds, "stop_without_gain": self.file.stop_without_gain}
         written = {name.replace("-", "_"): value for name, value in file.items()}
         for name, value in {**written, **self.values()}.items():
-            if name in found and type(value) is type(found[name]):
-                found[name] = value
-        return found
+            if name in values and type(value) is type(values[name]):
+                values[name] = value
+        return values
 
     def change(self, given: Mapping[str, Any]) -> None:
         """Keep a lead's values for the next start, if `rlhf loop` accepts them.
@@ -265,7 +268,7 @@ def _require_accepted(command: list[str]) -> None:
 
 
 def _run(command: list[str]) -> str:
-    """What a short command prints.
+    """Run a short command and return what it prints.
 
     Raises:
         InputError: it fails; the message is its own.
@@ -289,6 +292,8 @@ def _run(command: list[str]) -> str:
         if at is None:
             logging.getLogger(__name__).error(done.stderr)
             raise InputError("The command failed", "The server's log says why.")
-        said = lines[at:]
-        raise InputError(said[0].removeprefix("error "), " ".join(map(str.strip, said[1:])))
+        error_lines = lines[at:]
+        raise InputError(
+            error_lines[0].removeprefix("error "), " ".join(map(str.strip, error_lines[1:]))
+        )
     return done.stdout

@@ -1,4 +1,4 @@
-"""What the Runs page shows as of now."""
+"""The values that the Runs page shows now."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ class Status:
     Args:
         name: not started, starting, running, waiting, pausing, paused, done, failed, interrupted
             or killed.
-        words: the same in a sentence.
+        sentence: the same in a sentence.
         may_start: the word on the button that starts the loop; empty: it runs.
         may_pause: whether it can be asked to pause.
         may_train: whether it waits for rankings, and can be asked to train with those there are.
@@ -71,14 +71,14 @@ class Status:
         waits_for: what the newest round waits for before it goes on; empty: it does not wait.
         samples: how many of this round's own samples are ranked; empty in the first round.
         lacks_own_rankings: whether none of them is, and all rankings are of other tasks.
-        more: of the verdict in `words`, when the loop has stopped.
+        more: of the verdict in `sentence`, when the loop has stopped.
         why: why it has stopped, without figures.
         figures: its newest round in figures, if that is why.
         options: what a lead can do with a loop that has stopped.
     """
 
     name: str
-    words: str
+    sentence: str
     may_start: str = ""
     may_pause: bool = False
     may_train: bool = False
@@ -101,21 +101,21 @@ def _rate(rate: dict[str, Any] | None) -> str:
     return "–" if rate is None else rate_in_words(rate)
 
 
-def left_of(one: RoundView, status: Status) -> str:
-    """How long a round still takes or, while it waits, for what; empty where nobody can know."""
-    if one.is_done:
+def left_of(view: RoundView, status: Status) -> str:
+    """How long a round still takes, or what it waits for; empty where nobody can know."""
+    if view.is_done:
         return ""
-    return status.waits_for or (one.left_in_words if status.name == "running" else "")
+    return status.waits_for or (view.left_in_words if status.name == "running" else "")
 
 
-def before_promotion(one: RoundView) -> str:
-    """What somebody should know who promotes a policy that people have not found better."""
-    if not one.result:
-        return f"The report of the loop does not say yet whether round {one.number} gained."
-    other = f"the policy of round {one.number - 1}" if one.number else "the original model"
-    rate = one.result["win_rate"]["before"]
-    if one.has_gained:
-        judge = one.result["judge"]
+def before_promotion(view: RoundView) -> str:
+    """A warning before the promotion of a policy that people have not found better, or ""."""
+    if not view.result:
+        return f"The report of the loop does not say yet whether round {view.number} gained."
+    other = f"the policy of round {view.number - 1}" if view.number else "the original model"
+    rate = view.result["win_rate"]["before"]
+    if view.has_gained:
+        judge = view.result["judge"]
         return (
             ""
             if judge == PEOPLE
@@ -124,8 +124,8 @@ def before_promotion(one: RoundView) -> str:
                 "No people have voted."
             )
         )
-    verb = "lost" if one.result["outcome"] == "worse" else "did not gain"
-    return f"Round {one.number} {verb}: its policy wins {_rate(rate)} against {other}."
+    verb = "lost" if view.result["outcome"] == "worse" else "did not gain"
+    return f"Round {view.number} {verb}: its policy wins {_rate(rate)} against {other}."
 
 
 FILTERS: dict[str, Filter] = {
@@ -151,7 +151,7 @@ def content(process: LoopProcess, connections: Connections) -> dict[str, Any]:
     out = process.file.out
     rounds = read_rounds(process.file, is_running=process.is_running)
     history = read_promotions(out)
-    results = [one.result for one in rounds if one.result]
+    results = [view.result for view in rounds if view.result]
     return {
         "status": status_of(process),
         "exit_code": process.exit_code,
@@ -159,7 +159,7 @@ def content(process: LoopProcess, connections: Connections) -> dict[str, Any]:
         "cost": _cost(process),
         "points": picture.points(results),
         "picture": picture,
-        "numbers": [one["round"] for one in results],
+        "numbers": [result["round"] for result in results],
         "evaluated": evaluated_rounds(out),
         "promoted": promoted_round(history),
         "before": round_before(history),
@@ -176,12 +176,16 @@ def content(process: LoopProcess, connections: Connections) -> dict[str, Any]:
 def _votes(rounds: Sequence[RoundView], connections: Connections) -> dict[int, VoteCount]:
     """By round, how many votes are in, where the database has the pairs and knows their tasks."""
     db = str(connections.path.resolve())
-    asked = {one.number: one.asked for one in rounds if one.asked}
-    return {n: count_votes(connections, one.tasks) for n, one in asked.items() if one.db == db}
+    by_round = {view.number: view.asked for view in rounds if view.asked}
+    return {
+        number: count_votes(connections, asked.tasks)
+        for number, asked in by_round.items()
+        if asked.db == db
+    }
 
 
 def _cost(process: LoopProcess) -> str:
-    """What the loop has cost, as its report counted when a round ended; empty before."""
+    """The cost of the loop so far, as its report counted when a round ended; empty before."""
     run = process.file.run
     report = run.read_report() if run.report_json.is_file() else {}
     return cost_in_words(report["cost"]) if report.get("rounds") and "cost" in report else ""
@@ -196,18 +200,18 @@ def status_of(process: LoopProcess) -> Status:
     if process.is_running:
         return _running(process, read_pause(process.file.out))
     if process.is_starting:
-        return Status(name="starting", words="The loop is starting.")
+        return Status(name="starting", sentence="The loop is starting.")
     run = process.file.run
     content = run.read_stage()
     status = content.get("status")
     if status is None:
-        return Status(name="not started", words="Not started yet.", may_start="Start")
+        return Status(name="not started", sentence="Not started yet.", may_start="Start")
     if status == "done":
         return _stopped(process, run.read_report() if run.report_json.is_file() else {})
-    name, words = ENDS.get(status, (status, status))
+    name, sentence = ENDS.get(status, (status, status))
     error, _, advice = str(content.get("error", "")).partition("\n")
     return Status(
-        name=name, words=words.format(error=error), advice=advice.strip(), may_start="Resume"
+        name=name, sentence=sentence.format(error=error), advice=advice.strip(), may_start="Resume"
     )
 
 
@@ -215,12 +219,12 @@ def _stopped(process: LoopProcess, report: Mapping[str, Any]) -> Status:
     blocked = how_to_go_on(process, report)
     may_start = "" if blocked else "Start"
     if not report.get("rounds"):
-        words = f"Stopped: {report.get('stopped')}"
-        return Status(name="done", words=words, advice=blocked, may_start=may_start)
+        sentence = f"Stopped: {report.get('stopped')}"
+        return Status(name="done", sentence=sentence, advice=blocked, may_start=may_start)
     why, figures = why_it_stopped(report)
     return Status(
         name="done",
-        words=verdict(report["rounds"]),
+        sentence=verdict(report["rounds"]),
         more=more_of_verdict(report["rounds"]),
         why=why,
         figures=figures,
@@ -230,7 +234,7 @@ def _stopped(process: LoopProcess, report: Mapping[str, Any]) -> Status:
 
 
 def what_it_waits_for(waiting: Waiting) -> str:
-    """What a round that waits for people has and wants."""
+    """A sentence on what a round waits for: its time, or how many rankings of people."""
     if waiting.wanted is None:
         return f"Waits for its time: {counted(waiting.new, 'new ranking')} so far."
     wanted = counted(waiting.wanted, "new ranking")
@@ -253,12 +257,12 @@ def what_is_missing(waiting: Waiting) -> str:
 
 def _running(process: LoopProcess, pause: Pause | None) -> Status:
     beats = read_heartbeats(process.file.run.heartbeat)
-    phase = next((one.phase for one in beats if not process_has_ended(one)), "starting")
-    words = f"{phase[:1].upper()}{phase[1:]}."
+    phase = next((beat.phase for beat in beats if not process_has_ended(beat)), "starting")
+    sentence = f"{phase[:1].upper()}{phase[1:]}."
     if pause is None:
         name = "waiting" if phase.startswith("waiting") else "running"
         waiting = read_waiting(process.file.out)  # also while prompts that have come get responses
-        status = Status(name=name, words=words, may_pause=True)
+        status = Status(name=name, sentence=sentence, may_pause=True)
         if waiting is None:
             return status
         status = replace(status, waits_for=what_it_waits_for(waiting))
@@ -272,8 +276,10 @@ def _running(process: LoopProcess, pause: Pause | None) -> Status:
             lacks_own_rankings=waiting.lacks_own_rankings,
         )
     if phase.startswith("paused"):
-        words = f"Paused by {pause.by} since {clock(pause.at)}."
-        return Status(name="paused", words=words, may_start="Resume", waits_for="Paused.")
-    ends = "saves its state and stops" if pause.stops_stage else "ends"
-    words += f" {pause.by} has asked for a pause: the loop waits when this {ends}."
-    return Status(name="pausing", words=words, may_start="Resume", may_pause=not pause.stops_stage)
+        sentence = f"Paused by {pause.by} since {clock(pause.at)}."
+        return Status(name="paused", sentence=sentence, may_start="Resume", waits_for="Paused.")
+    action = "saves its state and stops" if pause.stops_stage else "ends"
+    sentence += f" {pause.by} has asked for a pause: the loop waits when this {action}."
+    return Status(
+        name="pausing", sentence=sentence, may_start="Resume", may_pause=not pause.stops_stage
+    )

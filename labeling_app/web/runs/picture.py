@@ -19,12 +19,12 @@ class Point:
     y: float
     low: float | None
     high: float | None
-    words: str
+    label: str
 
 
 def points(results: Sequence[Mapping[str, Any]]) -> list[Point]:
     """The win rates of the evaluated rounds: against the original, and the policy before."""
-    found = []
+    win_rates = []
     for result in results:
         for side, series in enumerate(SERIES):
             rate = result["win_rate"][series]
@@ -35,25 +35,25 @@ def points(results: Sequence[Mapping[str, Any]]) -> list[Point]:
             if low is not None and high is not None:
                 interval = f", interval {100 * low:.0f}–{100 * high:.0f} %"
             other = "the original" if series == "original" else "the policy before"
-            found.append(
+            win_rates.append(
                 Point(
                     series=series,
                     x=x_of(result["round"], len(results)) + APART * (2 * side - 1),
                     y=y_of(rate["value"]),
                     low=y_of(low) if interval else None,
                     high=y_of(high) if interval else None,
-                    words=f"round {result['round']} wins {100 * rate['value']:.0f} % against "
+                    label=f"round {result['round']} wins {100 * rate['value']:.0f} % against "
                     f"{other}{interval}",
                 )
             )
-    return found
+    return win_rates
 
 
 def x_of(number: int, count: int) -> float:
-    """Where a round stands."""
+    """The horizontal position of a round."""
     return LEFT + (WIDTH - LEFT - RIGHT) * (number + 0.5) / count
 
 
 def y_of(rate: float) -> float:
-    """Where a win rate stands."""
+    """The vertical position of a win rate."""
     return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - rate), 1)

@@ -74,8 +74,8 @@ class RoundView:
     @property
     def left_seconds(self) -> float | None:
         """Estimate of the time until the round is done, if there is one for each stage."""
-        left = [one.left_seconds for one in self.stages if one.status != "done"]
-        known = [one for one in left if one is not None]
+        left = [stage.left_seconds for stage in self.stages if stage.status != "done"]
+        known = [seconds for seconds in left if seconds is not None]
         return sum(known) if known and len(known) == len(left) else None
 
     @property
@@ -89,7 +89,7 @@ class RoundView:
             return f"About {left} left, if every stage takes as long as in the round before."
         for stage in self.stages:
             if stage.status == "running" and stage.left_seconds is not None:
-                unknown = [one.name for one in self.stages if one.is_unknown]
+                unknown = [view.name for view in self.stages if view.is_unknown]
                 left = f"About {duration(stage.left_seconds)} left in {stage.name}."
                 if not unknown:
                     return left
@@ -110,8 +110,8 @@ def read_rounds(file: LoopFile, *, is_running: bool) -> list[RoundView]:
     run = file.run
     entries = read_commands(run)
     report = run.read_report() if run.report_json.is_file() else {}
-    results = {one["round"]: one for one in report.get("rounds", [])}
-    numbers = range(max((one["round"] for one in entries), default=-1) + 1)
+    results = {result["round"]: result for result in report.get("rounds", [])}
+    numbers = range(max((entry["round"] for entry in entries), default=-1) + 1)
     rounds = []
     for number in numbers:
         stages = [_stage(file, entries, number, name, is_running) for name in _names(file, number)]
@@ -140,7 +140,7 @@ def _names(file: LoopFile, number: int) -> Sequence[str]:
 def _stage(
     file: LoopFile, entries: Sequence[Mapping[str, Any]], number: int, name: str, is_running: bool
 ) -> StageView:
-    own = [one for one in entries if (one["round"], one["stage"]) == (number, name)]
+    own = [entry for entry in entries if (entry["round"], entry["stage"]) == (number, name)]
     usual = usual_seconds(entries, name)
     run = run_folder(file.run, number, name)
     if _is_done(entries, own, run.path if name in FOLDERS else None):
@@ -150,14 +150,14 @@ def _stage(
     if not (is_running and own[-1]["exit_code"] is None and own[-1] is entries[-1]):
         return StageView(name=name, status="stopped", seconds=_seconds(own), left_seconds=usual)
     seconds = seconds_since(own[-1]["started_at"])
-    found = estimate(run, left_of(usual, seconds))
+    progress = estimate(run, left_of(usual, seconds))
     return StageView(
         name=name,
         status="running",
         seconds=seconds,
-        doing=found.doing,
-        share=found.share,
-        left_seconds=found.left_seconds,
+        doing=progress.doing,
+        share=progress.share,
+        left_seconds=progress.left_seconds,
     )
 
 
@@ -171,12 +171,12 @@ def _is_done(
     if folder is not None:
         return RunDir(folder).is_done
     is_last = bool(own) and own[-1] is entries[-1]
-    return any(one["exit_code"] == 0 for one in own) or (bool(own) and not is_last)
+    return any(entry["exit_code"] == 0 for entry in own) or (bool(own) and not is_last)
 
 
 def _seconds(own: Sequence[Mapping[str, Any]]) -> float | None:
     """How long a stage took in all its attempts; None where the end of one is not known."""
-    known = [one["seconds"] for one in own if "seconds" in one]
+    known = [entry["seconds"] for entry in own if "seconds" in entry]
     return sum(known) if known and len(known) == len(own) else None
 
 

@@ -158,12 +158,12 @@ def answer(process: LoopProcess, name: str, payload: Payload) -> Payload:
     if operation is None:
         return {"error": "Unknown operation. Reload the page."}
     try:
-        said = operation()
+        message = operation()
     except InputError as error:
         return {"error": f"{error.problem}. {error.remedy}"}
     except OSError as error:
         return {"error": f"The server could not do that ({error.strerror})."}
-    return {"say": said} if said else {}
+    return {"say": message} if message else {}
 
 
 def _asked(process: LoopProcess, number: int) -> str:

@@ -1,4 +1,4 @@
-"""What a loop that has stopped tells a lead: is the policy better, why it stopped, what to do."""
+"""Messages on a loop that has stopped: is the policy better, why it stopped, what to do."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,9 +35,13 @@ def verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
     number = newest["round"]
     other = f"that of round {number - 1}" if number else "the original model"
     judge, policy = newest["judge"], f"the policy of round {number}"
-    rate, found = newest["win_rate"]["before"], newest["outcome"]
-    message = _compared(rate, found, judge, policy=policy, other=other)
-    return f"{message} No people have voted." if found == "better" and judge != PEOPLE else message
+    rate, comparison = newest["win_rate"]["before"], newest["outcome"]
+    message = _compared(rate, comparison, judge, policy=policy, other=other)
+    return (
+        f"{message} No people have voted."
+        if comparison == "better" and judge != PEOPLE
+        else message
+    )
 
 
 def more_of_verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
@@ -52,10 +56,12 @@ def more_of_verdict(rounds: Sequence[Mapping[str, Any]]) -> str:
     return f"{message}Judged by {newest['judge']}."
 
 
-def _compared(rate: Mapping[str, Any], found: str, judge: str, *, policy: str, other: str) -> str:
+def _compared(
+    rate: Mapping[str, Any], comparison: str, judge: str, *, policy: str, other: str
+) -> str:
     share, who = f"{100 * rate['value']:.0f} %", judge_in_words(judge)
     sentences = OUTCOMES if judge == PEOPLE else PREFERENCES
-    message = sentences[found].format(judge=who, policy=policy, other=other, share=share)
+    message = sentences[comparison].format(judge=who, policy=policy, other=other, share=share)
     return f"{message[0].upper()}{message[1:]}."
 
 
@@ -78,7 +84,7 @@ def why_it_stopped(report: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def what_to_do(process: LoopProcess, report: Mapping[str, Any], blocked: str) -> list[str]:
-    """What a lead can do now, the most useful first.
+    """A lead's options now, the most useful first.
 
     Args:
         process: the loop.
@@ -90,22 +96,22 @@ def what_to_do(process: LoopProcess, report: Mapping[str, Any], blocked: str) ->
     """
     rounds = report["rounds"]
     newest, out = rounds[-1], process.file.out
-    gained = [one["round"] for one in rounds if one["outcome"] == "better"]
+    gained = [entry["round"] for entry in rounds if entry["outcome"] == "better"]
     promoted = promoted_round(read_promotions(out))
-    found = []
+    options = []
     if gained and (promoted is None or promoted < gained[-1]):  # a later one is the lead's choice
-        found.append(f"Promote the policy of round {gained[-1]}, the newest that gained.")
+        options.append(f"Promote the policy of round {gained[-1]}, the newest that gained.")
     if not gained:
-        found.append("Keep the original model: no round is a proven gain.")
+        options.append("Keep the original model: no round is a proven gain.")
     number = newest["round"]
     if newest["judge"] != PEOPLE:
         asked = read_asked(RunDir(out / f"round-{number}" / "evaluate"))
-        found.append(
+        options.append(
             f"Ask people about round {number}: they are the best judge, and were not asked."
             if asked is None
             else f"Count votes on round {number} once people have voted: then they are the judge."
         )
-    return [*found, blocked or "Start begins another round."]
+    return [*options, blocked or "Start begins another round."]
 
 
 def how_to_go_on(process: LoopProcess, report: Mapping[str, Any]) -> str:
@@ -121,22 +127,22 @@ def how_to_go_on(process: LoopProcess, report: Mapping[str, Any]) -> str:
         rounds, values = report.get("rounds", []), process.current_values()
     except InputError as error:  # somebody is editing the file
         return str(error)
-    found: list[tuple[str, str, str]] = []
+    limits: list[tuple[str, str, str]] = []
     if rounds and len(rounds) >= values["rounds"]:
-        found.append(("rounds", str(values["rounds"]), f"{len(rounds) + 1} or more"))
+        limits.append(("rounds", str(values["rounds"]), f"{len(rounds) + 1} or more"))
     if rounds and values["stop_without_gain"] and rounds[-1]["outcome"] != "better":
-        found.append(("stop_without_gain", "yes", "no"))
-    if not found:
+        limits.append(("stop_without_gain", "yes", "no"))
+    if not limits:
         return ""
-    is_open = {one.name for one in process.file.open}
-    why = " and ".join(f"{name} is {value}" for name, value, _ in found)
-    what = " and ".join(
+    is_open = {setting.name for setting in process.file.open}
+    reason = " and ".join(f"{name} is {value}" for name, value, _ in limits)
+    changes = " and ".join(
         f"{name} to {wanted} "
         + (
             "under Settings"
             if name in is_open
             else f"in {process.file.path.name} (ask whoever started the app)"
         )
-        for name, _, wanted in found
+        for name, _, wanted in limits
     )
-    return f"Another round cannot start while {why}. Set {what}; then Start appears here."
+    return f"Another round cannot start while {reason}. Set {changes}; then Start appears here."

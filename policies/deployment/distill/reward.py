@@ -168,12 +168,12 @@ def _score(
     store: ReferenceStore, split: Split, settings: DistillSettings, given: dict[str, Any]
 ) -> Scored:
     """The teacher's rewards of the stored outputs of a split."""
-    answers = stored_responses(store, split)
-    if not answers:
+    responses = stored_responses(store, split)
+    if not responses:
         return Scored([], [])
     accelerator = start(settings.precision, settings.seed)
     score = load_text_reward(settings.teacher, accelerator, TOKENS_PER_BATCH, given=given)
-    return Scored(answers, score(answers))
+    return Scored(responses, score(responses))
 
 
 def _rows(scored: Scored, reader: Reader) -> list[dict[str, Any]]:
@@ -223,5 +223,5 @@ def _compare_held_out(trainer: Trainer, scored: Scored, reader: Reader) -> dict[
 def _predict(trainer: Trainer, rows: list[dict[str, Any]], scored: Scored) -> Rewards:
     """The student's rewards of scored responses."""
     flat = np.asarray(trainer.predict(Dataset.from_list(rows)).predictions).reshape(-1)
-    ends = np.cumsum([len(of_prompt) for of_prompt in scored.rewards])
-    return [part.tolist() for part in np.split(flat, ends[:-1])]
+    offsets = np.cumsum([len(of_prompt) for of_prompt in scored.rewards])
+    return [part.tolist() for part in np.split(flat, offsets[:-1])]

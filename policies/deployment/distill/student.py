@@ -35,19 +35,19 @@ def half_of(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> PreTraine
     """
     layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
     state = model.state_dict()
-    found = {int(match[1]) for name in state if (match := LAYER.match(name))}
-    if layers < 2 or found != set(range(layers)):
+    layers_with_weights = {int(match[1]) for name in state if (match := LAYER.match(name))}
+    if layers < 2 or layers_with_weights != set(range(layers)):
         raise InputError(
             f"The layers of {type(model).__name__} cannot be halved ({layers} of them, "
-            f"{len(found)} with weights of their own)",
+            f"{len(layers_with_weights)} with weights of their own)",
             "Leave --half out, and give a smaller --student.",
         )
     count = min(READ, len(texts))
     read = [texts[number * len(texts) // count] for number in range(count)]
     if is_main_process():
         sys.stderr.write(f"Reading {count} of the outputs to choose {(layers + 1) // 2} layers.\n")
-    kept = strongest_half(block_influence(model, read))
-    config = half_config(model.config, kept)
+    kept_layers = strongest_half(block_influence(model, read))
+    config = half_config(model.config, kept_layers)
     is_policy = model.get_output_embeddings() is not None
     kind: Any = AutoModelForCausalLM if is_policy else AutoModelForSequenceClassification
     student: PreTrainedModel = kind.from_config(config, dtype=model.dtype, trust_remote_code=False)
@@ -55,7 +55,7 @@ def half_of(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> PreTraine
         {
             new: value
             for name, value in state.items()
-            if (new := _name_in_half(name, kept)) is not None
+            if (new := _name_in_half(name, kept_layers)) is not None
         }
     )
     if is_policy:
@@ -70,7 +70,11 @@ def block_influence(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> l
 
     The block influence of ShortGPT (arXiv 2403.03853, equation 1), a mean over all tokens.
     """
-    layers = {int(m[1]): one for name, one in model.named_modules() if (m := LAYER.fullmatch(name))}
+    layers = {
+        int(match[1]): module
+        for name, module in model.named_modules()
+        if (match := LAYER.fullmatch(name))
+    }
     sums = [0.0] * len(layers)
 
     def adder(number: int) -> Any:
@@ -95,7 +99,7 @@ def block_influence(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> l
         model.train(was_training)
         for handle in handles:
             handle.remove()
-    return [one / sum(map(len, texts)) for one in sums]
+    return [total / sum(map(len, texts)) for total in sums]
 
 
 def strongest_half(influence: Sequence[float]) -> list[int]:
@@ -104,12 +108,14 @@ def strongest_half(influence: Sequence[float]) -> list[int]:
     return sorted(by_influence[: (len(influence) + 1) // 2])
 
 
-def half_config(config: PreTrainedConfig, kept: Sequence[int] | None = None) -> PreTrainedConfig:
-    """The config of a model with the layers `kept` of this one; by default with every second."""
+def half_config(
+    config: PreTrainedConfig, kept_layers: Sequence[int] | None = None
+) -> PreTrainedConfig:
+    """The config of a model with `kept_layers` of this one; by default with every second."""
     half = type(config).from_dict(config.to_dict())
     text: Any = half.get_text_config()
     layers = text.num_hidden_layers
-    chosen = range(0, layers, 2) if kept is None else kept
+    chosen = range(0, layers, 2) if kept_layers is None else kept_layers
     text.num_hidden_layers = len(chosen)
     for name, value in list(vars(text).items()):  # one entry a layer: layer_types, no_rope_layers
         is_list = "layer" in name and isinstance(value, list) and len(value) == layers
@@ -118,12 +124,12 @@ def half_config(config: PreTrainedConfig, kept: Sequence[int] | None = None) -> 
     return half
 
 
-def _name_in_half(name: str, kept: Sequence[int]) -> str | None:
+def _name_in_half(name: str, kept_layers: Sequence[int]) -> str | None:
     """The name of a weight after halving; None of a layer that is left out."""
     match = LAYER.match(name)
     if match is None:
         return name
     layer = int(match[1])
-    if layer not in kept:
+    if layer not in kept_layers:
         return None
-    return f"{name[: match.start(1)]}{kept.index(layer)}{name[match.end(1) :]}"
+    return f"{name[: match.start(1)]}{kept_layers.index(layer)}{name[match.end(1) :]}"

@@ -120,15 +120,18 @@ def require_one_vocabulary(
     Raises:
         InputError: tokenizers, chat templates or sizes of the vocabulary differ.
     """
-    for other in (store.manifest["model"], student):
-        if other["tokenizer"] != teacher["tokenizer"]:
+    for model in (store.manifest["model"], student):
+        if model["tokenizer"] != teacher["tokenizer"]:
             raise InputError(
-                f"{other['path']} and the teacher {teacher['path']} have different tokenizers or "
-                f"chat templates ({other['tokenizer']}, {teacher['tokenizer']})",
+                f"{model['path']} and the teacher {teacher['path']} have different tokenizers or "
+                f"chat templates ({model['tokenizer']}, {teacher['tokenizer']})",
                 "Distillation compares the probabilities of tokens: give a --student and --outputs "
                 "of the teacher's family.",
             )
-    sizes = [load_config(one["path"]).get_text_config().vocab_size for one in (teacher, student)]
+    sizes = [
+        load_config(description["path"]).get_text_config().vocab_size
+        for description in (teacher, student)
+    ]
     if sizes[0] != sizes[1]:
         raise InputError(
             f"The teacher has {sizes[0]} rows in its output matrix, {student['path']} has "
@@ -154,8 +157,8 @@ def _read_rows(store: ReferenceStore) -> Rows:
 
 
 def _length(row: dict[str, Any]) -> Length:
-    answer = sum(row["completion_mask"])
-    return len(row["input_ids"]) - answer, answer
+    response_tokens = sum(row["completion_mask"])
+    return len(row["input_ids"]) - response_tokens, response_tokens
 
 
 def _amount(

@@ -36,7 +36,7 @@ TokenIds = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class LikelihoodInputs:
-    """What the policy and the original model read.
+    """The sequences that the policy and the original model read.
 
     Args:
         store: the reference outputs.
@@ -64,8 +64,8 @@ class LikelihoodInputs:
         """Prompts and answers of one model, as token ids, an item for each answer."""
         pairs = [
             (group[0].prompt_ids, list(ids))
-            for group, answers in zip(self.groups, self.answers[name], strict=True)
-            for ids in answers
+            for group, responses in zip(self.groups, self.answers[name], strict=True)
+            for ids in responses
         ]
         return [prompt for prompt, _ in pairs], [ids for _, ids in pairs]
 
@@ -87,27 +87,27 @@ def measure_likelihoods(
     Raises:
         InputError: the original model is not where the store says, or has changed.
     """
-    how = (inputs.store.sampling.temperature, inputs.batch_size)
-    answers = {name: inputs.flat(name) for name in inputs.answers}
-    sizes = {name: len(ids) for name, (_, ids) in answers.items()}
+    options = (inputs.store.sampling.temperature, inputs.batch_size)
+    responses = {name: inputs.flat(name) for name in inputs.answers}
+    sizes = {name: len(ids) for name, (_, ids) in responses.items()}
     total = len(inputs.rows) + sizes["policy"] + sum(sizes.values()) + 2 * len(inputs.texts)
     with progress("measuring log-probs", total) as bar:
         with in_memory(load_causal_lm(policy).to(accelerator.device)) as model:
             pack_prefixes(model)
-            forward = measure_forward_kl(accelerator, model, tokenizer, inputs.rows, *how)
+            forward = measure_forward_kl(accelerator, model, tokenizer, inputs.rows, *options)
             bar.advance(len(inputs.rows))
-            ours = score_responses(accelerator, model, tokenizer, *answers["policy"], *how)
+            ours = score_responses(accelerator, model, tokenizer, *responses["policy"], *options)
             bar.advance(sizes["policy"])
             after = _nats_of_texts(accelerator, model, tokenizer, inputs.texts)
             bar.advance(len(inputs.texts))
         scored = {}
         with in_memory(load_reference_model(inputs.store, accelerator)) as original:
-            for name, of in answers.items():
-                scored[name] = score_responses(accelerator, original, tokenizer, *of, *how)
+            for name, of in responses.items():
+                scored[name] = score_responses(accelerator, original, tokenizer, *of, *options)
                 bar.advance(sizes[name])
             before = _nats_of_texts(accelerator, original, tokenizer, inputs.texts)
             bar.advance(len(inputs.texts))
-    reverse = estimate_reverse_kl(answers["policy"][0], ours, scored["policy"])
+    reverse = estimate_reverse_kl(responses["policy"][0], ours, scored["policy"])
     kls = {"forward": forward, "reverse": reverse}
     tokens = np.array([len(ids) - 1.0 for ids in inputs.texts])
     return {
@@ -128,12 +128,12 @@ def _log_likelihoods(
     for name, log_probs in scored.items():
         left = iter(log_probs)
         of_prompts[name] = [
-            [next(left).tolist() for _ in answers] for answers in inputs.answers[name]
+            [next(left).tolist() for _ in responses] for responses in inputs.answers[name]
         ]
     return {
         name: mean_per_token(
-            np.array([sum(map(sum, answers)) for answers in prompts], dtype=float),
-            np.array([sum(map(len, answers)) for answers in prompts], dtype=float),
+            np.array([sum(map(sum, responses)) for responses in prompts], dtype=float),
+            np.array([sum(map(len, responses)) for responses in prompts], dtype=float),
             seed=inputs.seed,
         ).to_json()
         for name, prompts in of_prompts.items()
@@ -177,7 +177,7 @@ def read_texts(path: Path | None) -> list[str]:
         stripped = [line.strip() for line in read_text(path)]
         parts = groupby(stripped, key=bool)
         return ["\n".join(lines) for is_text, lines in parts if is_text]
-    return [text_of(line, place) for place, line in read_lines(path)]
+    return [text_of(line, location) for location, line in read_lines(path)]
 
 
 def encode_texts(
@@ -190,13 +190,13 @@ def encode_texts(
     """
     longest = min(LONGEST_TEXT, context or LONGEST_TEXT)
     encoded = [tokenizer(text, verbose=False)["input_ids"][:longest] for text in texts]
-    found = [ids for ids in encoded if len(ids) > 1]
-    if not found:
+    token_ids = [ids for ids in encoded if len(ids) > 1]
+    if not token_ids:
         raise InputError(
             "--retain holds no text of two tokens or more",
             "Give a .txt file with paragraphs, or leave --retain out: a text is provided.",
         )
-    return found
+    return token_ids
 
 
 def _nats_of_texts(
@@ -207,5 +207,5 @@ def _nats_of_texts(
 ) -> Float[ndarray, " T"]:
     """−Σ log p of each text, of every token after the first, at temperature 1."""
     first, rest = [ids[:1] for ids in texts], [ids[1:] for ids in texts]
-    found = score_responses(accelerator, model, tokenizer, first, rest, 1.0, TEXTS_AT_ONCE)
-    return np.array([-float(log_probs.sum()) for log_probs in found])
+    scored = score_responses(accelerator, model, tokenizer, first, rest, 1.0, TEXTS_AT_ONCE)
+    return np.array([-float(log_probs.sum()) for log_probs in scored])

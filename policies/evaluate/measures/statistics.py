@@ -228,8 +228,8 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
-def _n_grams(words: list[str], n: int) -> list[tuple[str, ...]]:
-    return [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+def _n_grams(text_words: list[str], n: int) -> list[tuple[str, ...]]:
+    return [tuple(text_words[start : start + n]) for start in range(len(text_words) - n + 1)]
 
 
 def commonest_phrase(texts: Sequence[str], prompts: Sequence[str], n: int = 4) -> tuple[str, float]:
@@ -277,8 +277,8 @@ def self_bleu(texts: Sequence[str]) -> float:
         return 0.0
     bleu = BLEU(effective_order=True)
     scores = [
-        bleu.sentence_score(text, chosen[:place] + chosen[place + 1 :]).score
-        for place, text in enumerate(chosen)
+        bleu.sentence_score(text, chosen[:index] + chosen[index + 1 :]).score
+        for index, text in enumerate(chosen)
     ]
     return float(np.mean(scores)) / 100
 
@@ -300,14 +300,14 @@ def best_of_n(
     Raises:
         ValueError: n is not between 1 and M.
     """
-    num_answers = rewards.shape[1]
-    if not 1 <= n <= num_answers:
-        raise ValueError(f"the best of {n} cannot be taken from {num_answers} answers")
+    num_responses = rewards.shape[1]
+    if not 1 <= n <= num_responses:
+        raise ValueError(f"the best of {n} cannot be taken from {num_responses} answers")
     order = rewards.argsort(axis=1, kind="stable")
     ties = (rewards[:, :, None] == rewards[:, None, :]).astype(float)
     values = (ties @ values[:, :, None])[:, :, 0] / ties.sum(axis=2)  # any of the tied is chosen
-    below = np.arange(num_answers)  # how many answers stand below each, in order of reward
-    weights = special.comb(below, n - 1) / special.comb(num_answers, n)
+    below = np.arange(num_responses)  # how many answers stand below each, in order of reward
+    weights = special.comb(below, n - 1) / special.comb(num_responses, n)
     expected: Float[ndarray, " P"] = np.take_along_axis(values, order, axis=1) @ weights
     return expected
 

@@ -70,18 +70,18 @@ class PolicyAndCritic(nn.Module):
         self.value_bias: Tensor
         self.register_buffer("value_bias", torch.tensor(value_bias))
         self.reads_frozen_features = isinstance(critic, PreTrainedModel) and not any(
-            one.requires_grad for one in critic.base_model.parameters()
+            parameter.requires_grad for parameter in critic.base_model.parameters()
         )
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What is trained, by name."""
+        """The models that are trained, by name."""
         critic = {} if self.critic is None else {"critic": self.critic}
         return {"policy": self.policy, **critic}
 
     @property
     def fp32_modules(self) -> list[nn.Module]:
-        """What stays float32 beside bf16 weights: the critic's head."""
+        """The modules that stay float32 beside bf16 weights: the critic's head."""
         return [] if self.critic is None else [reward_head(self.critic)]
 
     def forward(
@@ -101,7 +101,7 @@ class PolicyAndCritic(nn.Module):
             sequences: episodes, followed by rows of the reference store.
             num_episodes: how many of the rows are episodes; only they need values.
             temperature: sampling temperature.
-            ids: K tokens to look up at every place of the S reference rows.
+            ids: K tokens to look up at every position of the S reference rows.
             critic_features: what the critic's head reads, where that is known already.
 
         Returns:
@@ -117,8 +117,8 @@ class PolicyAndCritic(nn.Module):
         else:
             token_log_probs = response_log_probs(self.policy, sequences, temperature, looked_up)
             values = self.apply_value_head(critic_features)
-        others = None if ids is None else token_log_probs.log_probs[num_episodes:, :, 1:]
-        return token_log_probs.first(sequences.responses.mask), values, others
+        ids_log_probs = None if ids is None else token_log_probs.log_probs[num_episodes:, :, 1:]
+        return token_log_probs.first(sequences.responses.mask), values, ids_log_probs
 
     def call_gathered(self, function: Callable[[], Result]) -> Result:
         """Call a function; FSDP treats this as a forward pass: see `call_with_root_gathered`."""
@@ -152,14 +152,14 @@ class PolicyAndCritic(nn.Module):
         return self.apply_value_head(self.critic_features(sequences))
 
     def apply_value_head(self, hidden: Float[Tensor, "B R d"]) -> Float[Tensor, "B R"]:
-        """What the critic's head makes of features."""
+        """The values that the critic's head computes from features."""
         head = reward_head(self.critic)
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = head(hidden.to(head.weight.dtype)).squeeze(2)
         return values.float() + self.value_bias
 
     def critic_features(self, sequences: Sequences) -> Float[Tensor, "B R d"]:
-        """What the critic's head reads before each response token."""
+        """The features that the critic's head reads before each response token."""
         model: Any = self.policy if isinstance(self.critic, PolicyHead) else self.critic
         return features(model, sequences)
 
@@ -171,9 +171,9 @@ def call_with_root_gathered(model: PolicyAndCritic, function: Callable[[], Resul
     meanwhile. FSDP gathers it around methods only, so this is no context manager. All ranks must
     call a sharded model equally often.
     """
-    found = model.call_gathered(function)
+    result = model.call_gathered(function)
     reshard(model)
-    return found
+    return result
 
 
 def save_policy(
@@ -184,7 +184,7 @@ def save_policy(
 ) -> None:
     """Save the policy as a plain model, with its adapters merged in; all processes call it."""
     named = trained.state_dict(keep_vars=True).items()
-    state = {name.removeprefix(POLICY): one for name, one in named if name.startswith(POLICY)}
+    state = {name.removeprefix(POLICY): tensor for name, tensor in named if name.startswith(POLICY)}
     if any(map(is_shard, state.values())):
         save_sharded(accelerator, trained.policy, state, tokenizer, folder)
     elif accelerator.is_main_process:

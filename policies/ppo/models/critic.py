@@ -40,7 +40,7 @@ PENALTIES = tuple(10.0**power for power in range(-4, 2))
 
 @dataclass(frozen=True)
 class Moments:
-    """What least squares needs of N inputs x (the last column is 1) and targets y.
+    """The sums that least squares needs of N inputs x (the last column is 1) and targets y.
 
     `gram` is Σ x xᵀ, `product` Σ x y, `squares` Σ y²; sums over rows add up over processes.
     """
@@ -198,7 +198,9 @@ def choose_penalty(fitted: Moments, held_out: Moments) -> tuple[float, Float[Ten
     D counts the features and a constant one, whose weight is the bias.
     """
     solutions = {penalty: ridge(fitted, penalty) for penalty in PENALTIES}
-    penalty = min(solutions, key=lambda one: residual_variance(held_out, solutions[one]))
+    penalty = min(
+        solutions, key=lambda candidate: residual_variance(held_out, solutions[candidate])
+    )
     return penalty, solutions[penalty]
 
 
@@ -214,8 +216,8 @@ def warmup_targets(
     """
     by_prompt = [reference_rewards[rows[0].prompt.id] for rows in prompts]
     targets = []
-    for place, rows in enumerate(prompts):
-        mine, borrowed = by_prompt[place], by_prompt[(place + 1) % len(prompts)]
+    for index, rows in enumerate(prompts):
+        mine, borrowed = by_prompt[index], by_prompt[(index + 1) % len(prompts)]
         others = [mine[:i] + mine[i + 1 :] or borrowed for i in range(len(mine))]
         shaped, prompt_baseline = shape_rewards(
             torch.tensor(mine),
@@ -240,7 +242,7 @@ def _moments(
     """Moments over the response tokens of the fitted and of the held-out prompts."""
     rows = [row for group in prompts for row in group][:MAX_ROWS]
     held_out = torch.tensor(
-        [place % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 for place, g in enumerate(prompts) for _ in g]
+        [index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 for index, g in enumerate(prompts) for _ in g]
     )
     # the processes of a tensor-parallel group read the same rows, and each counts them
     group_size = sharding.tensor_parallel

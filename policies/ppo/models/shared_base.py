@@ -98,7 +98,7 @@ def critic_on(
 
 
 def frozen_bytes(base: PreTrainedModel, settings: PPOSettings) -> dict[str, int]:
-    """What the frozen weights take, and what they would take with a copy for every role."""
+    """The bytes of the frozen weights, and what they would be with a copy for every role."""
     whole = sum(weight.nbytes for weight in base.parameters())
     trunk = sum(weight.nbytes for weight in base.base_model.parameters())
     roles = len(reward_models(settings.reward))

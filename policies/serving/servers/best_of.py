@@ -39,8 +39,8 @@ class BestOf:
         if wanted.get("temperature") is None:
             wanted["temperature"] = TEMPERATURE
         seeds = [
-            {"seed": wanted["seed"] + place} if isinstance(wanted.get("seed"), int) else {}
-            for place in range(self.number)
+            {"seed": wanted["seed"] + index} if isinstance(wanted.get("seed"), int) else {}
+            for index in range(self.number)
         ]
         tasks = [
             asyncio.create_task(upstream.complete(client, {**wanted, **seed})) for seed in seeds
@@ -48,20 +48,23 @@ class BestOf:
         try:
             completions = await asyncio.gather(*tasks)
         finally:
-            for one in tasks:
-                one.cancel()  # if one has failed
+            for task in tasks:
+                task.cancel()  # if one has failed
         try:
-            texts = [read_completion(one).text for one in completions]
+            texts = [read_completion(completion).text for completion in completions]
         except BrokenStreamError as error:
             raise unusable(str(error)) from None
         rewards = await self._score(prompt, texts)
         best = max(range(self.number), key=rewards.__getitem__)
-        return {**completions[best], "usage": _sum_of([one.get("usage") for one in completions])}
+        return {
+            **completions[best],
+            "usage": _sum_of([completion.get("usage") for completion in completions]),
+        }
 
     async def _score(self, prompt: Prompt, texts: list[str]) -> list[float]:
         try:
             responses = [Response(id="", prompt_id=prompt.id, text=t, model="") for t in texts]
-            return await self.batches.rewards([(prompt, (one,)) for one in responses])
+            return await self.batches.rewards([(prompt, (response,)) for response in responses])
         except QueueFullError:
             headers = {"retry-after": "1"}
             problem = "Too many responses wait for their reward. Ask again."
@@ -74,7 +77,7 @@ class BestOf:
 
 
 def _prompt(messages: Sequence[dict[str, Any]]) -> Prompt:
-    """What the responses answer.
+    """The prompt that the responses answer.
 
     Raises:
         ApiError: nothing can score answers to it, such as one with pictures.
@@ -91,5 +94,5 @@ def _cannot_be_scored(error: RlhfError) -> ApiError:
 
 def _sum_of(usages: Sequence[Any]) -> dict[str, int]:
     """The tokens of several completions."""
-    reported = [one for one in usages if isinstance(one, dict)]
-    return {name: sum(int(one.get(name) or 0) for one in reported) for name in USAGE}
+    reported = [usage for usage in usages if isinstance(usage, dict)]
+    return {name: sum(int(usage.get(name) or 0) for usage in reported) for name in USAGE}

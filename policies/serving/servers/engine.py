@@ -45,19 +45,19 @@ def engine_command(
     Raises:
         InputError: the engine is not installed.
     """
-    words = [_program(engine), "serve", folder, "--host", "127.0.0.1", "--port", str(port)]
+    command = [_program(engine), "serve", folder, "--host", "127.0.0.1", "--port", str(port)]
     is_vllm = engine == "vllm"
-    words += ["--uvicorn-log-level", "warning"] if is_vllm else ["--log-level", "error"]
+    command += ["--uvicorn-log-level", "warning"] if is_vllm else ["--log-level", "error"]
     if template_kwargs:
         name = "--default-chat-template-kwargs" if is_vllm else "--chat-template-kwargs"
-        words += [name, json.dumps(template_kwargs)]
-    return [*words, *flags]
+        command += [name, json.dumps(template_kwargs)]
+    return [*command, *flags]
 
 
 def _program(engine: Engine) -> str:
     beside = Path(sys.executable).with_name(engine)
-    found = str(beside) if beside.is_file() else shutil.which(engine)
-    if found is None:
+    program = str(beside) if beside.is_file() else shutil.which(engine)
+    if program is None:
         raise InputError(
             f"--engine is {engine}, and there is no program {engine}",
             f"Install it: pip install {engine}, or give the address of a server: --endpoint URL",
@@ -67,7 +67,7 @@ def _program(engine: Engine) -> str:
             "`transformers serve` needs the package openai, and it is not installed",
             "Install it: pip install 'openai>=1.98'",
         )
-    return found
+    return program
 
 
 @final

@@ -1,4 +1,4 @@
-"""What the thumbs say about two policies, for programs and in words."""
+"""The comparison of two policies by their thumbs, for programs and in words."""
 
 import math
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ MEGABYTE = 1e6
 
 def run(settings: Settings) -> dict[str, Any]:
     """Quantize a policy or a reward model, and refuse the result if too much is lost."""
-    from policies.deployment.found import is_scorer
+    from policies.deployment.model_folders import is_scorer
     from policies.deployment.quantize import quantize
 
     if is_scorer(settings.run):

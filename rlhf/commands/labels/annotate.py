@@ -74,10 +74,10 @@ def run(settings: Settings) -> dict[str, Any]:
         endpoint = Endpoint(url=settings.endpoint, model=settings.model)
         rubric = read_text(settings.rubric, "--rubric")
         with Store(settings.db, must_exist=True) as store:
-            found = annotate_with_judge(
+            report = annotate_with_judge(
                 store, endpoint, name=name, rubric=rubric, parallel=settings.parallel
             )
-        return {"annotator": name, "kind": "ai", **found}
+        return {"annotator": name, "kind": "ai", **report}
     signal = load_signal(settings.annotator.removeprefix(SIGNAL))
     with Store(settings.db, must_exist=True) as store:
         counts = annotate_with_signal(store, settings.annotator, signal, settings.tie_within)

@@ -164,13 +164,13 @@ def _loop_of(settings: Settings) -> tuple[Any, Any]:
         return None, None
     from rlhf.commands.loop.opened import read_loop_file
 
-    found, file = read_loop_file(settings.loop)
-    if found.database.resolve() != settings.db.resolve():
+    loop_settings, file = read_loop_file(settings.loop)
+    if loop_settings.database.resolve() != settings.db.resolve():
         raise ConfigError(
-            f"--db is {settings.db}, and the loop in {settings.loop} uses {found.database}",
-            f"Give --db {found.database}, or set db in the file.",
+            f"--db is {settings.db}, and the loop in {settings.loop} uses {loop_settings.database}",
+            f"Give --db {loop_settings.database}, or set db in the file.",
         )
-    return found, file
+    return loop_settings, file
 
 
 def _live_models(settings: Settings, original: dict[str, str]) -> list[Any]:

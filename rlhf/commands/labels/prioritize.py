@@ -72,7 +72,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
         def read(answers: Sequence[PromptResponses]) -> list[tuple[Any, Any]]:
             """Rewards as log-odds: σ of a difference is the probability that was trained."""
-            return [(found, rewards / gain) for found, rewards in features(answers)]
+            return [(vectors, rewards / gain) for vectors, rewards in features(answers)]
 
         return prioritize(
             store,

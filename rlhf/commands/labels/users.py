@@ -170,7 +170,7 @@ def _assign(users: "Users", settings: Settings) -> dict[str, Any]:
 
     db, source = quote(str(settings.db)), quote(settings.name)
     if not is_source(users.connections, settings.name):
-        known = [one for one in find_sources(users.connections) if one]
+        known = [name for name in find_sources(users.connections) if name]
         more = ["others"] if known[SHOWN_SOURCES:] else []
         raise InputError(
             f"{settings.db} has no prompts of the source {settings.name!r}",
@@ -178,7 +178,7 @@ def _assign(users: "Users", settings: Settings) -> dict[str, Any]:
             if known
             else f"Import some: rlhf import prompts.jsonl --source {source} --db {db}",
         )
-    unknown = [one for one in settings.people if users.get(one) is None]
+    unknown = [person for person in settings.people if users.get(person) is None]
     if unknown:
         raise InputError(
             f"There is no user {unknown[0]!r} in {settings.db}",
@@ -186,7 +186,7 @@ def _assign(users: "Users", settings: Settings) -> dict[str, Any]:
             f"  To see who there is: rlhf users list --db {db}",
         )
     members = all_teams(users.connections)
-    unknown = [one for one in settings.team if one not in members]
+    unknown = [team for team in settings.team if team not in members]
     if unknown:
         raise InputError(
             f"There is no team {unknown[0]!r} in {settings.db}",
@@ -224,9 +224,9 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         "revoke": f"The program {name} can no longer send feedback.",
     }[action]
     secrets = [
-        f"The {what}, shown only now: {result[what]}"
-        for what in ("password", "token")
-        if what in result
+        f"The {secret}, shown only now: {result[secret]}"
+        for secret in ("password", "token")
+        if secret in result
     ]
     following = [next_command("label", db=settings.db)] if action == "add" else []
     return "\n".join([done, *secrets, *following])

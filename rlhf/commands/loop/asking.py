@@ -95,9 +95,9 @@ def count_votes(out: Path, number: int | None) -> Round:
 
 def _why_stopped(out: Path, rounds: Sequence[Round]) -> Stop:
     """Why a loop that has stopped would stop today, or that it would not."""
-    found = read_settings_file(RunDir(out).config_file)
-    limit = found.get("rounds", LoopSettings.rounds)
-    without_gain = found.get("stop_without_gain", LoopSettings.stop_without_gain)
+    settings = read_settings_file(RunDir(out).config_file)
+    limit = settings.get("rounds", LoopSettings.rounds)
+    without_gain = settings.get("stop_without_gain", LoopSettings.stop_without_gain)
     reason = reason_to_stop(rounds, limit, without_gain=without_gain)
     return reason or Stop(f"{describe_round(rounds[-1])} Another round can start.", None)
 

@@ -73,11 +73,11 @@ def run_stage(
     """
     stage.write_settings()
     wait_for_earlier_child(run)
-    say(f"\nRound {stage.number}: {shlex.join([*launch, 'rlhf', *stage.words])}")
+    say(f"\nRound {stage.number}: {shlex.join([*launch, 'rlhf', *stage.arguments])}")
     beat(f"round {stage.number}: {stage.name}", stage.number)
     entries = with_last_seconds(run, read_commands(run))  # all have ended
     began = time.time()
-    entry = {"round": stage.number, "stage": stage.name, "command": ["rlhf", *stage.words]}
+    entry = {"round": stage.number, "stage": stage.name, "command": ["rlhf", *stage.arguments]}
     entry |= {"started_at": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
     _write_commands(run, [*entries, entry | {"exit_code": None}])
     process = _start(run, stage, launch)
@@ -94,9 +94,9 @@ def run_stage(
     if stopped and code:
         return False
     if code < 0 or code == InterruptedRunError.exit_code:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "was interrupted"
+        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else "was interrupted"
         raise InterruptedRunError(
-            f"rlhf {stage.name} of round {stage.number} {how}",
+            f"rlhf {stage.name} of round {stage.number} {ending}",
             "Type the command of the loop again to go on"
             + (". If memory ran out, use smaller batches." if code < 0 else "."),
         )
@@ -150,7 +150,7 @@ def wait_for_earlier_child(run: RunDir) -> None:
 
 def _start(run: RunDir, stage: Stage, launch: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Start a command that holds the lock as long as it lives."""
-    command = [*launch, sys.executable, "-m", "rlhf.cli", *stage.words]
+    command = [*launch, sys.executable, "-m", "rlhf.cli", *stage.arguments]
     with _lock_file(run) as file:
         is_alone = take(file)
         assert is_alone, "a child of an earlier loop runs"  # it was waited for

@@ -23,7 +23,7 @@ class NewPrompts:
     """
 
     def __init__(self, run: RunDir, settings: LoopSettings, number: int) -> None:
-        [generate] = [one for one in stages_of_round(settings, 0) if one.name == "generate"]
+        [generate] = [stage for stage in stages_of_round(settings, 0) if stage.name == "generate"]
         self._run, self._db = run, settings.database
         self._stage = replace(
             generate,

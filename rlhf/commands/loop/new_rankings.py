@@ -94,5 +94,5 @@ def own_tasks(db: Path, policy: Path) -> list[int]:
 def _round_of(store: Store, policy: Path) -> int | None:
     """The number that the database gave the round in which a policy was sampled."""
     queued = rounds(store.connections).items()
-    paths = {Path(one["policy"]["path"]).resolve(): number for number, one in queued}
+    paths = {Path(content["policy"]["path"]).resolve(): number for number, content in queued}
     return paths.get(policy.resolve())

@@ -35,7 +35,7 @@ def read_loop_file(path: Path) -> tuple[LoopSettings, LoopFile]:
     except CycloptsError as error:
         raise explain(error, ["loop"], [], LoopSettings) from None
     require_valid(settings)
-    found = LoopFile(
+    file = LoopFile(
         path=path,
         out=settings.out,
         open=open_settings(settings),
@@ -44,7 +44,7 @@ def read_loop_file(path: Path) -> tuple[LoopSettings, LoopFile]:
         rounds=settings.rounds,
         stop_without_gain=settings.stop_without_gain,
     )
-    return settings, found
+    return settings, file
 
 
 def _names(settings: LoopSettings, number: int) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def _open(settings: LoopSettings, name: str, stages: dict[str, Stage]) -> OpenSe
     top, _, rest = name.partition(".")
     section, _, path = rest.partition(".")
     if top != "stages":
-        known = [one for one in setting_names(LoopSettings) if one != "stages"]
+        known = [setting for setting in setting_names(LoopSettings) if setting != "stages"]
         _require_known(name, known, "")
         return _described(name, LoopSettings, name, getattr(settings, name))
     _require_known(section, list(stages), "stages.")
@@ -96,19 +96,19 @@ def _described(name: str, kind: type[Any], path: str, value: Any) -> OpenSetting
         kind = get_type_hints(kind)[group]
     hint = get_type_hints(kind)[last]
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    [one, *more] = [option for option in options if option is not NoneType]
-    words = get_args(one) if get_origin(one) is Literal else ()
-    if more or not (one in KINDS or words):
+    [option, *more] = [option for option in options if option is not NoneType]
+    choices = get_args(option) if get_origin(option) is Literal else ()
+    if more or not (option in KINDS or choices):
         raise ConfigError(
             f"lead_may opens {name}, whose values are text or lists",
             "Open numbers, yes or no, and choices only: text could name files or programs.",
         )
     return OpenSetting(
         name=name,
-        kind="choice" if words else KINDS[one],
+        kind="choice" if choices else KINDS[option],
         value=value,
         help=names_on_page(_help(kind, last), name.removesuffix(path).rstrip(".")),
-        choices=tuple(map(str, words)),
+        choices=tuple(map(str, choices)),
         may_be_none=NoneType in options,
     )
 

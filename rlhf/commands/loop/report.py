@@ -1,4 +1,4 @@
-"""What every round gave, and whether another one should follow.
+"""The result of every round, and whether another one should follow.
 
 A round gains if its policy is better than the policy that it began with: the interval of its win
 rate against that policy lies above one half, and the sign test finds p below 0.05. The rule is that
@@ -33,12 +33,12 @@ class Stop:
     """Why no other round has begun.
 
     Args:
-        words: a sentence for people.
+        sentence: the reason, for people.
         by: the setting that ends the loop; None where none does any longer, because people's votes
             show a gain since.
     """
 
-    words: str
+    sentence: str
     by: Literal["rounds", "stop_without_gain"] | None
 
 
@@ -55,11 +55,11 @@ def read_rounds(out: Path) -> list[Round]:
     while RunDir(folder := out / f"round-{len(rounds)}" / "evaluate").is_done:
         rounds.append(_read_round(folder.parent, len(rounds)))
     entries = read_commands(RunDir(out))
-    exports = {one["round"]: one for one in entries if one["stage"] == "export"}
+    exports = {entry["round"]: entry for entry in entries if entry["stage"] == "export"}
     counts = ("new_rankings", "rankings_of_samples")
     return [
-        {**one, **{name: exports.get(one["round"], {}).get(name) for name in counts}}
-        for one in rounds
+        {**record, **{name: exports.get(record["round"], {}).get(name) for name in counts}}
+        for record in rounds
     ]
 
 
@@ -67,17 +67,17 @@ def _read_round(folder: Path, number: int) -> Round:
     reward = RunDir(folder / "reward").read_report()
     run = RunDir(folder / "evaluate")
     with run.reading_report():
-        found = summary(number, run.read_report())
+        record = summary(number, run.read_report())
     accuracy = reward.get("accuracy")
     return {
-        **found,
+        **record,
         "rankings": int(read_manifest(folder / "rankings")["rankings"]),
         "accuracy": accuracy and {name: accuracy[name] for name in ("value", "low", "high")},
     }
 
 
 def summary(number: int, report: Mapping[str, Any]) -> Round:
-    """What the report of a round's evaluation says of its policy.
+    """A summary of the report of a round's evaluation.
 
     Args:
         number: of the round; from round 1 on, the report also compares with the policy before.
@@ -106,21 +106,21 @@ def _kept(rate: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {name: rate[name] for name in KEPT if name in rate} if rate else None
 
 
-def describe_round(one: Round) -> str:
+def describe_round(record: Round) -> str:
     """Whether a round gained, with the figures that say so."""
-    number, rate = one["round"], one["win_rate"]["before"]
-    other = f"the policy of round {number - 1}" if number else "the original model"
+    number, rate = record["round"], record["win_rate"]["before"]
+    opponent = f"the policy of round {number - 1}" if number else "the original model"
     p_value = "" if rate.get("p_value") is None else f", sign test p = {rate['p_value']:.2g}"
-    gain = "a gain" if one["outcome"] == "better" else "no gain"
-    votes = one.get("votes") or {}
+    gain = "a gain" if record["outcome"] == "better" else "no gain"
+    votes = record.get("votes") or {}
     voters = (
         f" ({counted(votes['given'], 'vote')} by {num_people(votes['people'])})"
         if "people" in votes
         else ""
     )
     return (
-        f"Round {number}: wins {in_words(rate)}{p_value} against {other} on "
-        f"{counted(rate['n'], 'prompt')}, judged by {one['judge']}{voters}: {gain}."
+        f"Round {number}: wins {in_words(rate)}{p_value} against {opponent} on "
+        f"{counted(rate['n'], 'prompt')}, judged by {record['judge']}{voters}: {gain}."
     )
 
 
@@ -135,8 +135,8 @@ def reason_to_stop(rounds: Sequence[Round], limit: int, *, without_gain: bool) -
     if not rounds:
         return None
     if without_gain and rounds[-1]["outcome"] != "better":
-        words = f"{describe_round(rounds[-1])} ({GAIN[0].upper()}{GAIN[1:]}.)"
-        return Stop(words, "stop_without_gain")
+        reason = f"{describe_round(rounds[-1])} ({GAIN[0].upper()}{GAIN[1:]}.)"
+        return Stop(reason, "stop_without_gain")
     done = f"{len(rounds)} of {counted(limit, 'round')} {'is' if len(rounds) == 1 else 'are'} done."
     return Stop(done, "rounds") if len(rounds) >= limit else None
 
@@ -159,14 +159,14 @@ def build_report(
         stop: why no other round follows; None where one does.
         price_per_hour: of one device.
     """
-    gained = [one["round"] for one in rounds if one["outcome"] == "better"]
+    gained = [record["round"] for record in rounds if record["outcome"] == "better"]
     best = str(out / f"round-{gained[-1]}" / "ppo" / "policy") if gained else None
     cost = cost_of_loop(RunDir(out), price_per_hour)
     rate = rounds[gained[-1]]["win_rate"]["original"] if gained else None
     point = price_of_a_point(cost["price"], rate)
     return {
         "rounds": list(rounds),
-        "stopped": stop.words if stop else None,
+        "stopped": stop.sentence if stop else None,
         "stopped_by": stop.by if stop else None,
         "policy": best,
         "cost": {**cost, "price_per_point": point},
@@ -177,15 +177,15 @@ def table(rounds: Sequence[Round]) -> str:
     """A line for each round."""
     header = ["round", "rankings", "accuracy", "wins against the original"]
     rows = [[*header, "wins against the policy before", "reverse KL, nats"]]
-    for one in rounds:
-        rates, nats, new = one["win_rate"], one["kl"].get("reverse"), one["new_rankings"]
+    for record in rounds:
+        rates, nats, new = record["win_rate"], record["kl"].get("reverse"), record["new_rankings"]
         rows.append(
             [
-                str(one["round"]),
-                f"{one['rankings']:,}" + ("" if new is None else f" ({new:,} new)"),
-                in_words(one["accuracy"]) if one["accuracy"] else "-",
+                str(record["round"]),
+                f"{record['rankings']:,}" + ("" if new is None else f" ({new:,} new)"),
+                in_words(record["accuracy"]) if record["accuracy"] else "-",
                 in_words(rates["original"]) if rates["original"] else "-",
-                in_words(rates["before"]) if one["round"] else "-",
+                in_words(rates["before"]) if record["round"] else "-",
                 "-" if nats is None else f"{nats:z.2f}",
             ]
         )

@@ -28,7 +28,7 @@ from rlhf.commands.loop.report import (
     reason_to_stop,
     report_lock,
 )
-from rlhf.commands.loop.settings import LoopSettings, launch_words
+from rlhf.commands.loop.settings import LoopSettings, launch_command
 from rlhf.commands.loop.splits import require_splits
 from rlhf.commands.loop.stages import Stage, launch_of, stages_of_round
 from rlhf.commands.loop.waiting import RankingCheck, wait_for_rankings, wait_while_paused
@@ -87,10 +87,10 @@ def _made_by_the_app(settings: LoopSettings) -> set[str]:
 
 
 def _require_program(settings: LoopSettings) -> None:
-    words = launch_words(settings.launch)
-    if words and shutil.which(words[0]) is None:
+    launcher = launch_command(settings.launch)
+    if launcher and shutil.which(launcher[0]) is None:
         raise ConfigError(
-            f"--launch starts {words[0]!r}, and there is no such program here",
+            f"--launch starts {launcher[0]!r}, and there is no such program here",
             "Check the word, or give the path of the program.",
         )
 
@@ -121,16 +121,16 @@ def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[s
     """Wait for people, if they rank; what commands.json keeps of the rankings."""
     entries = read_commands(run)
     after = _last_exported(run, entries, export.number)
-    found = export.settings()
+    export_settings = export.settings()
     own = _own_tasks(settings, export.number)
     if settings.waits_for_people:
         notify(settings.notify, str(run.path), "waiting", f"Round {export.number}: people rank.")
         began = _round_began(entries, export.number)
         new_prompts = NewPrompts(run, settings, export.number)
-        check = RankingCheck(run, settings, found, export.number, after, began, own)
+        check = RankingCheck(run, settings, export_settings, export.number, after, began, own)
         wait_for_rankings(check, new_prompts.sample_responses)
-    of_samples = count_of_tasks(settings.database, own, found)["rankings"]
-    new = count_new(settings.database, after, found)["new"]
+    of_samples = count_of_tasks(settings.database, own, export_settings)["rankings"]
+    new = count_new(settings.database, after, export_settings)["new"]
     return {"new_rankings": new, **({"rankings_of_samples": of_samples} if own else {})}
 
 
@@ -138,16 +138,16 @@ def _own_tasks(settings: LoopSettings, number: int) -> list[int]:
     """The tasks of a later round's samples, where people rank: others rank without a task."""
     if not number or not settings.waits_for_people:
         return []
-    [stage] = [one for one in stages_of_round(settings, number) if one.name == "round"]
-    return own_tasks(settings.database, stage.given["policy"] / "policy")
+    [round_stage] = [stage for stage in stages_of_round(settings, number) if stage.name == "round"]
+    return own_tasks(settings.database, round_stage.given["policy"] / "policy")
 
 
 def _last_exported(run: RunDir, entries: Sequence[Mapping[str, Any]], number: int) -> Exported:
     """What the export of the round before could see; of the first round, nothing."""
     if not number:
         return Exported()
-    earlier = [one for one in entries if one["round"] < number and one["stage"] == "export"]
-    recorded = max((one.get("newest", 0) for one in earlier), default=0)
+    earlier = [entry for entry in entries if entry["round"] < number and entry["stage"] == "export"]
+    recorded = max((entry.get("newest", 0) for entry in earlier), default=0)
     return last_exported(run.path / f"round-{number - 1}" / "rankings", recorded)
 
 

@@ -19,14 +19,14 @@ def next_start(start_at: str, after: datetime) -> datetime:
     Raises:
         ConfigError: `start_at` is neither.
     """
-    if (found := EVERY.fullmatch(start_at)) and float(found[1]) > 0:
-        return after + timedelta(hours=float(found[1]))
-    if (found := TIME_OF_DAY.fullmatch(start_at)) and int(found[1]) < 24 and int(found[2]) < 60:
-        day, daily = after.astimezone().date(), time(int(found[1]), int(found[2]))
-        days = (day + timedelta(days=one) for one in range(3))
+    if (match := EVERY.fullmatch(start_at)) and float(match[1]) > 0:
+        return after + timedelta(hours=float(match[1]))
+    if (match := TIME_OF_DAY.fullmatch(start_at)) and int(match[1]) < 24 and int(match[2]) < 60:
+        day, daily = after.astimezone().date(), time(int(match[1]), int(match[2]))
+        days = (day + timedelta(days=offset) for offset in range(3))
         # Local time without a zone: each day has the offset of its own, in summer and in winter.
-        starts = (datetime.combine(one, daily).astimezone() for one in days)
-        return next(one for one in starts if one > after)
+        starts = (datetime.combine(date, daily).astimezone() for date in days)
+        return next(start for start in starts if start > after)
     raise ConfigError(
         f"--start-at is {start_at!r}",
         'Give a time of day in quotation marks, such as "02:00", or "every 6 hours".',

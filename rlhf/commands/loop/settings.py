@@ -43,29 +43,29 @@ def _read_sections(kind: Any, tokens: Any) -> dict[str, Any]:
     """
     example = """--stages '{"ppo": {"steps": 20}}'"""
     value = read_object("--stages", example, tokens[-1].value)
-    found = with_new_names({"stages": value}, LoopSettings)
-    refuse_unknown(found, LoopSettings, "--stages")
-    sections: dict[str, Any] = found["stages"]
+    content = with_new_names({"stages": value}, LoopSettings)
+    refuse_unknown(content, LoopSettings, "--stages")
+    sections: dict[str, Any] = content["stages"]
     return sections
 
 
-def launch_words(launch: str | None) -> list[str]:
+def launch_command(launch: str | None) -> list[str]:
     """The words of --launch; none without it.
 
     Raises:
         ConfigError: it has no words, or a quotation mark is missing.
     """
     try:
-        words = shlex.split(launch or "")
+        launcher = shlex.split(launch or "")
     except ValueError as error:
         raise ConfigError(
             f"--launch is {launch!r} ({error})", "Write it as in a shell, quotation marks in pairs."
         ) from None
-    if launch is not None and not words:
+    if launch is not None and not launcher:
         raise ConfigError(
             "--launch is empty", 'Give words such as "srun --gres=gpu:8", or leave it out.'
         )
-    return words
+    return launcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class LoopSettings:
                 "--new-rankings is none, and there is no --start-at",
                 "Give one of them: no round would start.",
             )
-        launch_words(self.launch)
+        launch_command(self.launch)
         if self.annotator not in (PEOPLE, "judge") and not self.annotator.startswith("signal:"):
             raise ConfigError(
                 f"--annotator is {self.annotator!r}",

@@ -17,7 +17,7 @@ def require_splits(settings: LoopSettings) -> None:
     Raises:
         InputError: a split is missing.
     """
-    [evaluate] = [one for one in stages_of_round(settings, 0) if one.name == "evaluate"]
+    [evaluate] = [stage for stage in stages_of_round(settings, 0) if stage.name == "evaluate"]
     uses = {evaluate.settings().split: "the evaluation compares the policies on"}
     uses.setdefault("train", "the policy is trained on")
     db = settings.database

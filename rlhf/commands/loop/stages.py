@@ -13,7 +13,7 @@ from typing import Any
 from cyclopts import CycloptsError
 
 from rlhf.commands.files import settings_from_values
-from rlhf.commands.loop.settings import SECTIONS, LoopSettings, launch_words
+from rlhf.commands.loop.settings import SECTIONS, LoopSettings, launch_command
 from rlhf.commands.parse_errors import explain
 from rlhf.config import setting_names, to_plain, to_yaml
 from rlhf.config.paths import flag_of
@@ -57,27 +57,27 @@ class Stage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its process has in its environment besides the loop's."""
+        """Environment variables of its process besides the loop's."""
         if self.name in WITH_RUN_FOLDER:  # it reports there
             return {}
         folder = RunDir(self.folder / self.name).heartbeat
         return {FOLDER_VARIABLE: str(folder.absolute())}
 
     @property
-    def words(self) -> list[str]:
-        """What stands after `rlhf` on the command line."""
-        words = [self.name, *map(str, self.given.get("files", ()))]
+    def arguments(self) -> list[str]:
+        """What follows `rlhf` on the command line."""
+        arguments = [self.name, *map(str, self.given.get("files", ()))]
         if self.section:
-            words += ["--config", str(self._settings_file)]
+            arguments += ["--config", str(self._settings_file)]
         for name, value in self.given.items():
             if name != "files":
-                words += [flag_of(name)] if value is True else [flag_of(name), str(value)]
-        return words
+                arguments += [flag_of(name)] if value is True else [flag_of(name), str(value)]
+        return arguments
 
     @property
     def command(self) -> str:
         """The command line, to copy into a shell."""
-        return shlex.join(["rlhf", *self.words])
+        return shlex.join(["rlhf", *self.arguments])
 
     @property
     def _settings_file(self) -> Path:
@@ -95,21 +95,21 @@ class Stage:
         Raises:
             ConfigError: one of them is missing, or has a wrong type or value.
         """
-        values = {**self.section, **{name: to_plain(one) for name, one in self.given.items()}}
-        place = f"stages.{self.name}"
+        values = {**self.section, **{name: to_plain(value) for name, value in self.given.items()}}
+        source = f"stages.{self.name}"
         try:
-            return settings_from_values(values, SECTIONS[self.name], place)
+            return settings_from_values(values, SECTIONS[self.name], source)
         except CycloptsError as error:
             problem = explain(error, [self.name], [], SECTIONS[self.name])
         except ConfigError as error:
             problem = error
-        problems = problem.problem if place in problem.problem else f"{place}: {problem.problem}"
+        problems = problem.problem if source in problem.problem else f"{source}: {problem.problem}"
         raise ConfigError(problems, problem.remedy) from None
 
 
 def launch_of(settings: LoopSettings, stage: Stage) -> list[str]:
     """The words of --launch that stand before a command."""
-    return launch_words(settings.launch) if stage.name in WITH_RUN_FOLDER else []
+    return launch_command(settings.launch) if stage.name in WITH_RUN_FOLDER else []
 
 
 def stages_of_round(settings: LoopSettings, number: int) -> list[Stage]:
@@ -143,7 +143,9 @@ def set_by_loop(settings: LoopSettings, stage: Stage) -> Mapping[str, Any]:
 
 def _given(settings: LoopSettings, number: int) -> dict[str, dict[str, Any]]:
     """By command, the settings that only the loop may set."""
-    here, before, first = (settings.round_folder(one) for one in (number, number - 1, 0))
+    here, before, first = (
+        settings.round_folder(round_number) for round_number in (number, number - 1, 0)
+    )
     rankings, reward, reference, ppo, out = (
         here / name for name in ("rankings", "reward", "reference", "ppo", "evaluate")
     )

@@ -166,8 +166,8 @@ class RankingCheck:
 
 def _count_words(new: int, wanted: int | None, start: datetime | None) -> str:
     """How many rankings there are, and what starts the round, for the heartbeat."""
-    words = f"{new:,}" if wanted is None else f"{new:,} of {wanted:,}"
-    return words + (f", or at {_clock(start)}" if start else "")
+    progress = f"{new:,}" if wanted is None else f"{new:,} of {wanted:,}"
+    return progress + (f", or at {_clock(start)}" if start else "")
 
 
 def _when(wanted: int | None, start: datetime | None) -> str:
@@ -193,7 +193,7 @@ def _progress(waiting: Waiting, open_tasks: int) -> str:
 
 
 def _advice(waiting: Waiting, out: Path) -> str:
-    """What to do where the open tasks cannot give all rankings that are missing."""
+    """Advice where the open tasks cannot give all rankings that are missing."""
     if waiting.missing <= waiting.possible:
         return ""
     able = f" They can give {counted(waiting.possible, 'ranking')}." if waiting.possible else ""

@@ -44,25 +44,25 @@ def run(settings: Settings) -> dict[str, Any]:
         launch(settings.processes)
     findings = examine(settings.path, settings.min_memory, settings.min_disk)
     require_healthy(findings)
-    found: dict[str, Any] = {finding.what: finding.value for finding in findings}
-    found |= {"image": os.environ[IMAGE]} if IMAGE in os.environ else {}
-    return found | (_canary(settings.path) if settings.canary else {})
+    values: dict[str, Any] = {finding.what: finding.value for finding in findings}
+    values |= {"image": os.environ[IMAGE]} if IMAGE in os.environ else {}
+    return values | (_canary(settings.path) if settings.canary else {})
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """What was found; anything insufficient is an error."""
+    """The findings as columns; anything insufficient is an error."""
     tested = " Every device passed the hardware canary." if settings.canary else ""
     return f"{columns(result)}\n\nThis machine is ready.{tested}"
 
 
 def _canary(path: Path) -> dict[str, Any]:
-    """What the canary found on every device, by rank."""
+    """The canary's findings on every device, by rank."""
     from rlhf.parallel.distributed import start
     from rlhf.run.preflight import run_canary
 
     findings = run_canary(start("fp32", seed=0), path / ".canary")
     return {
-        f"rank {number}": f"{one['host']}, {one['device']}, product off by {one['error']:.1e}, "
-        f"sums at {one['gigabytes_per_second']:.2g} GB/s"
-        for number, one in enumerate(findings)
+        f"rank {number}": f"{finding['host']}, {finding['device']}, "
+        f"product off by {finding['error']:.1e}, sums at {finding['gigabytes_per_second']:.2g} GB/s"
+        for number, finding in enumerate(findings)
     }

@@ -54,7 +54,7 @@ SHARED: dict[Stage, tuple[str, ...]] = {
 def forecasts(
     settings: Settings, shape: Shape, student: Shape, price_per_hour: float
 ) -> dict[str, Any] | None:
-    """What each stage will take and cost, with what that assumes.
+    """Forecasts of the time and cost of each stage, with what they assume.
 
     None where the plan is for GPUs whose speed nobody has measured.
 
@@ -70,37 +70,37 @@ def forecasts(
     for stage, names in SHARED.items():
         if trial := trials.get(stage):
             common = common.changed({name: trial.reported.get(name) for name in names})
-    found: dict[str, Any] = {}
+    by_stage: dict[str, Any] = {}
     for stage in TITLES:
         nearest = trials.get(stage) or trials.get(OTHER_WEIGHTS.get(stage, stage))
         amount = common.changed(nearest.reported if nearest else {})
         amount = amount.changed(asdict(settings.amount))
         operations = count_operations(stage, shape, amount, settings.lora_rank, student)
         speed = _speed(settings, stage, shape, rate, nearest)
-        one = forecast(operations, speed, settings.devices, price_per_hour)
-        found[stage] = {
-            **asdict(one),
+        prediction = forecast(operations, speed, settings.devices, price_per_hour)
+        by_stage[stage] = {
+            **asdict(prediction),
             "amount": asdict(amount),
-            "utilization": {phase: speed.utilization[phase] for phase in one.seconds},
-            "assumed": _assumed(settings, one.seconds, nearest),
+            "utilization": {phase: speed.utilization[phase] for phase in prediction.seconds},
+            "assumed": _assumed(settings, prediction.seconds, nearest),
             "like": nearest.path if nearest else None,
             "like_stage": nearest.stage if nearest else None,
         }
-    return {"stages": found, "matmul_tflops": rate / 1e12, "tflops_from": source}
+    return {"stages": by_stage, "matmul_tflops": rate / 1e12, "tflops_from": source}
 
 
 def _trials(settings: Settings) -> dict[Stage, Trial]:
     """The runs in --like by their stage, one for each."""
-    found: dict[Stage, Trial] = {}
+    trials: dict[Stage, Trial] = {}
     for path in settings.like:
         trial = read_trial(RunDir(path))
-        if earlier := found.get(trial.stage):
+        if earlier := trials.get(trial.stage):
             raise InputError(
                 f"{earlier.path} and {trial.path} are both runs of {TITLES[trial.stage]}",
                 "Give one --like for each stage.",
             )
-        found[trial.stage] = trial
-    return found
+        trials[trial.stage] = trial
+    return trials
 
 
 def _rate(settings: Settings, trials: Sequence[Trial]) -> tuple[float, str] | None:
@@ -110,7 +110,7 @@ def _rate(settings: Settings, trials: Sequence[Trial]) -> tuple[float, str] | No
     """
     if settings.tflops is not None:
         return settings.tflops * 1e12, "as given by --tflops"
-    if settings.is_for_gpus and any(one.without_gpu for one in trials):
+    if settings.is_for_gpus and any(trial.without_gpu for trial in trials):
         return None
     if trials:
         return trials[0].speed.rate, f"measured by {trials[0].path}"
@@ -159,28 +159,28 @@ def forecast_lines(settings: Settings, forecast: dict[str, Any]) -> Iterator[str
     stages = forecast["stages"]
     yield "Forecast of what each stage takes, on all devices together, and costs:"
     yield f"  {'':20}{'device-hours':>14}{'hours':>10}{'price':>10}  for"
-    for name, one in stages.items():
-        numbers = (shown(one["device_hours"]), shown(one["hours"]), shown(one["price"]))
+    for name, stage in stages.items():
+        numbers = (shown(stage["device_hours"]), shown(stage["hours"]), shown(stage["price"]))
         cells = f"{numbers[0]:>14}{numbers[1]:>10}{numbers[2]:>10}"
-        yield f"  {TITLES[name]:20}{cells}  {_size(name, one['amount'])}"
+        yield f"  {TITLES[name]:20}{cells}  {_size(name, stage['amount'])}"
     yield (
         f"  A device multiplies large matrices at {shown(forecast['matmul_tflops'])} TFLOP/s "
         f"({forecast['tflops_from']}), and of this uses:"
     )
-    for name, one in stages.items():
-        skipped = one["assumed"] if one["like"] else []
+    for name, stage in stages.items():
+        skipped = stage["assumed"] if stage["like"] else []
         uses = (
             f"{phase} {use:.1%}"
             + (f" (assumed: that run did no {phase})" if phase in skipped else "")
-            for phase, use in one["utilization"].items()
+            for phase, use in stage["utilization"].items()
         )
-        source = f"like {one['like']}" if one["like"] else "assumed where not given"
-        if one["like"] and one["like_stage"] != name:
-            source += f", a run of {TITLES[one['like_stage']]}"
-        start = f"{shown(one['start_seconds'])} s to load and save models"
+        source = f"like {stage['like']}" if stage["like"] else "assumed where not given"
+        if stage["like"] and stage["like_stage"] != name:
+            source += f", a run of {TITLES[stage['like_stage']]}"
+        start = f"{shown(stage['start_seconds'])} s to load and save models"
         yield f"    {TITLES[name]:20}{', '.join(uses)}; {start} ({source})"
     yield "  Devices divide the work without loss; reward model and critic have the model's size."
-    if not all(one["like"] for one in stages.values()):
+    if not all(stage["like"] for stage in stages.values()):
         yield "  For a closer forecast make a short run of each stage and name it: --like RUN."
 
 

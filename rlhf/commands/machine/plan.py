@@ -246,8 +246,8 @@ def run(settings: Settings) -> dict[str, Any]:
             for option in options_for(gpus)
         }
 
-    def held(one: "Load") -> Table:
-        return table(STAGES, lambda stage, o: stage_bytes(stage, o, shape, one, gpus) / GIB)
+    def held(variant: "Load") -> Table:
+        return table(STAGES, lambda stage, o: stage_bytes(stage, o, shape, variant, gpus) / GIB)
 
     needs, least = held(load), held(replace(load, checkpointing=True, batch=1))
     sent = table(
@@ -260,8 +260,8 @@ def run(settings: Settings) -> dict[str, Any]:
             TRAININGS,
             lambda stage, option: step_seconds(stage, option, shape, load, passes, gpus, speed),
         )
-    found = advice_for_all(shape, load, gpus, usable * GIB)
-    hints = [one.sentence for one in found.values()]
+    advice = advice_for_all(shape, load, gpus, usable * GIB)
+    hints = [stage_advice.sentence for stage_advice in advice.values()]
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
     one_pass = Pass(load.batch * load.length, load.length, load.checkpointing)
@@ -273,17 +273,17 @@ def run(settings: Settings) -> dict[str, Any]:
         "gib": needs,
         "fits": _at_most(usable, needs),
         "fits_lighter": _at_most(usable, least),
-        "fine_tuning_gib": {name: round(one.peak / GIB, 3) for name, one in tuning.items()},
+        "fine_tuning_gib": {name: round(plan.peak / GIB, 3) for name, plan in tuning.items()},
         "sent_gib": sent,
         "seconds": seconds,
         "advice": hints,
         "ppo_phases_gib": {
-            phase: round(size / GIB, 3) for phase, size in found["ppo"].phases.items()
+            phase: round(size / GIB, 3) for phase, size in advice["ppo"].phases.items()
         },
         "commands": {
-            stage: command(stage, settings.model, one.flags, one.processes)
-            for stage, one in found.items()
-            if one.flags is not None
+            stage: command(stage, settings.model, stage_advice.flags, stage_advice.processes)
+            for stage, stage_advice in advice.items()
+            if stage_advice.flags is not None
         },
     }
 
@@ -307,15 +307,15 @@ def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str
     """A command to type: on several machines the same on each, with at most eight devices."""
     from rlhf.planning.advice import GPUS_PER_MACHINE, gpus_per_machine
 
-    words = f"{COMMANDS[stage].format(model=model)} {' '.join(flags)}".strip()
+    arguments = f"{COMMANDS[stage].format(model=model)} {' '.join(flags)}".strip()
     if processes == 1:
-        return f"rlhf {words}"
+        return f"rlhf {arguments}"
     if processes <= GPUS_PER_MACHINE:
-        return f"rlhf {words} --processes {processes}"
+        return f"rlhf {arguments} --processes {processes}"
     each = gpus_per_machine(processes)
     return (
         f"torchrun --nnodes {processes // each} --nproc-per-node {each} --rdzv-backend c10d "
-        f"--rdzv-endpoint HOST:29501 -m rlhf.cli {words}"
+        f"--rdzv-endpoint HOST:29501 -m rlhf.cli {arguments}"
     )
 
 
@@ -359,7 +359,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     lines += [
         "",
         f"Recommended: all weights where they fit, else adapters, else {last}:",
-        *(f"  {one}" for one in result["advice"]),
+        *(f"  {hint}" for hint in result["advice"]),
     ]
     if result["ppo_phases_gib"]:
         lines += ["", "PPO as recommended, GiB in each phase:"]

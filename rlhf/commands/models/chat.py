@@ -121,6 +121,6 @@ def _note(
         if score is None:
             return names
         [rewards] = score([(prompt, tuple(responses))])
-        return [f"{name}, reward {one:+z.2f}" for name, one in zip(names, rewards, strict=True)]
+        return [f"{name}, reward {value:+z.2f}" for name, value in zip(names, rewards, strict=True)]
 
     return note

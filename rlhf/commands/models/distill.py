@@ -18,7 +18,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from rlhf.parallel.distributed import launch
 
     launch(settings.processes)
-    from policies.deployment.found import is_scorer
+    from policies.deployment.model_folders import is_scorer
 
     if is_scorer(settings.teacher):
         from policies.deployment.distill.reward import distill_reward
@@ -31,9 +31,9 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def memory_plan(settings: Settings) -> str:
-    """What the run will hold in memory; no weights are loaded."""
+    """The memory plan of the run; no weights are loaded."""
     from policies.deployment.distill.student import half_config
-    from policies.deployment.found import find_folders, is_scorer
+    from policies.deployment.model_folders import find_folders, is_scorer
     from rlhf.modeling.models import load_config
     from rlhf.parallel.distributed import choose_precision
     from rlhf.planning.plan import Pass
@@ -61,12 +61,12 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     )
     if result["kind"] == "reward model":
         return "\n".join([trained + _scores(result["held_out"]), *advice_on_speed(result)])
-    found = result["divergence"]
+    divergence = result["divergence"]
     nearer = (
         ""
-        if found["before"] is None
+        if divergence["before"] is None
         else f" On held-out outputs its divergence from the teacher went from "
-        f"{found['before']:.3f} to {found['after']:.3f} nats per token."
+        f"{divergence['before']:.3f} to {divergence['after']:.3f} nats per token."
     )
     following = next_command(
         "evaluate",
@@ -79,11 +79,11 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     return "\n".join([trained + nearer, *advice_on_speed(result), following])
 
 
-def _scores(found: dict[str, Any] | None) -> str:
+def _scores(held_out: dict[str, Any] | None) -> str:
     """How near a reward model's student came to it, if there were test prompts."""
-    if found is None:
+    if held_out is None:
         return ""
-    pairs = found["pairs"]
+    pairs = held_out["pairs"]
     ordered = (
         f", and it orders {100 * pairs['agreement']:.0f} % of {counted(pairs['pairs'], 'pair')} as "
         "its teacher"
@@ -91,6 +91,6 @@ def _scores(found: dict[str, Any] | None) -> str:
         else ""  # one response to each prompt
     )
     return (
-        f" On held-out responses its rewards are off by {found['error']:.2f} (the teacher's have a "
-        f"standard deviation of {found['spread']:.2f}){ordered}."
+        f" On held-out responses its rewards are off by {held_out['error']:.2f} (the teacher's "
+        f"have a standard deviation of {held_out['spread']:.2f}){ordered}."
     )

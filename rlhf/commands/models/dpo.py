@@ -21,7 +21,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def memory_plan(settings: Settings) -> str:
-    """What the run will hold in memory; no weights are loaded."""
+    """The memory plan of the run; no weights are loaded."""
     import torch
 
     from rlhf.parallel.distributed import choose_precision

@@ -141,8 +141,8 @@ def describe_report(
         lines.append(f"Let people vote: {command_line('label', db=votes)}")
         lines.append(f"Then: {command_line('evaluate', out=out, from_db=votes)}")
     elif "people" not in report["win_rate"]:
-        words = command_line("evaluate", out=out, to_db="labels.db")
-        lines.append(f"To ask people, in the database of their board: {words}")
+        command = command_line("evaluate", out=out, to_db="labels.db")
+        lines.append(f"To ask people, in the database of their board: {command}")
     return "\n".join(lines)
 
 
@@ -157,11 +157,11 @@ def _verdict(report: Mapping[str, Any]) -> str:
     return f"{who} prefers {preferred}. No people have voted."
 
 
-def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -> Iterator[str]:
+def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], opponent: str) -> Iterator[str]:
     for judge, rate in part["win_rate"].items():
         yield (
-            f"The policy wins {in_words(rate)} against {other} on {rate['n']} prompts, judged by "
-            f"{judge_name(report['judges'][judge])}."
+            f"The policy wins {in_words(rate)} against {opponent} on {rate['n']} prompts, judged "
+            f"by {judge_name(report['judges'][judge])}."
         )
     needed = part.get("votes", {}).get("still_needed")
     if needed:
@@ -181,11 +181,11 @@ def _student(student: Mapping[str, Any] | None, report: Mapping[str, Any]) -> It
             yield f"By {name}, the teacher's own gain cannot be told from 0."
         else:
             yield f"It keeps {in_words(gain['kept'])} of its teacher's gain by {name}."
-    ends = report["eos_rate"]
-    if ends["policy"] < ends["rival"] - MAX_FEWER_ENDS:
+    rates = report["eos_rate"]
+    if rates["policy"] < rates["rival"] - MAX_FEWER_ENDS:
         yield (
-            f"{100 * ends['policy']:.0f} % of its responses end, {100 * ends['rival']:.0f} % of "
-            "its teacher's do: scores of text that is cut off say little. Read some samples."
+            f"{100 * rates['policy']:.0f} % of its responses end, {100 * rates['rival']:.0f} % "
+            "of its teacher's do: scores of text that is cut off say little. Read some samples."
         )
 
 
@@ -211,11 +211,11 @@ def _likelihoods(
         )
 
 
-def _template(found: Mapping[str, Mapping[str, Any]] | None) -> Iterator[str]:
+def _template(phrases: Mapping[str, Mapping[str, Any]] | None) -> Iterator[str]:
     """A warning where a phrase stands in many of the new answers and in few of the original's."""
-    if found is None:
+    if phrases is None:
         return
-    new, original = found["policy"], found["reference"]
+    new, original = phrases["policy"], phrases["reference"]
     if new["share"] > max(TEMPLATE_SHARE, 2 * original["share"]):
         yield (
             f"A template: {100 * new['share']:.0f} % of the new responses say “{new['words']}” "
@@ -239,7 +239,7 @@ def _queue(settings: Settings, db: Path) -> int:
     from rlhf.run.loops.asking import write_asked
 
     run = RunDir(settings.out)
-    pairs = [pair for asked in pairs_to_ask(run).values() for pair in asked]
+    pairs = [pair for opponent_pairs in pairs_to_ask(run).values() for pair in opponent_pairs]
     with Store(db) as store:
         queued = queue_pairs(
             store, pairs, overlap=settings.people_per_pair, mix=settings.mix, seed=settings.seed
@@ -257,17 +257,17 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
     run = RunDir(settings.out)
     pairs = pairs_to_ask(run)
     with Store(db, read_only=True) as store:
-        if not any(are_queued(store, asked) for asked in pairs.values()):
+        if not any(are_queued(store, opponent_pairs) for opponent_pairs in pairs.values()):
             raise InputError(
                 f"{db} has no tasks for the pairs of {run.path}",
                 f"Queue them: rlhf evaluate --out {run.path} --to-db {db}; or give the database "
                 "in which they were queued.",
             )
         votes = {
-            other: [
+            opponent: [
                 PolicyVote(vote.prompt_id, vote.second, vote.annotator)
-                for vote in read_votes(store, asked)
+                for vote in read_votes(store, opponent_pairs)
             ]
-            for other, asked in pairs.items()
+            for opponent, opponent_pairs in pairs.items()
         }
     return add_votes(run, votes)

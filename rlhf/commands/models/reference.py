@@ -104,11 +104,19 @@ def _describe_store(result: dict[str, Any]) -> str:
         f"{'mean log-prob':<16} {result['mean_log_prob']:.3f} nats per token",
         f"{'mean entropy':<16} {result['mean_entropy']:.3f} nats per token",
     ]
-    for one in result["examples"]:
-        end = "" if one["finished"] else ", cut at the length limit"
-        reward = "" if one["reward"] is None else f", reward {one['reward']:.2f}"
-        facts = f"{one['length']} tokens{end}, {one['mean_log_prob']:.2f} nats per token{reward}"
-        lines += ["", f"[{one['split']}] {one['prompt']}", f"→ {one['response']}", f"  ({facts})"]
+    for example in result["examples"]:
+        end = "" if example["finished"] else ", cut at the length limit"
+        reward = "" if example["reward"] is None else f", reward {example['reward']:.2f}"
+        facts = (
+            f"{example['length']} tokens{end}, "
+            f"{example['mean_log_prob']:.2f} nats per token{reward}"
+        )
+        lines += [
+            "",
+            f"[{example['split']}] {example['prompt']}",
+            f"→ {example['response']}",
+            f"  ({facts})",
+        ]
     return "\n".join(lines)
 
 

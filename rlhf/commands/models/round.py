@@ -29,10 +29,10 @@ def run(settings: Settings) -> dict[str, Any]:
         random_share=settings.random_share,
         seed=settings.seed,
     )
-    how = {name: getattr(settings, name) for name in ("k", "pick", "random_share", "seed")}
+    selection = {name: getattr(settings, name) for name in ("k", "pick", "random_share", "seed")}
     tasks = [(candidates[n].prompt, candidates[n].responses, reason) for n, reason in chosen]
     with Store(settings.db) as store:
-        queued = queue_round(store, inputs, tasks, how)
+        queued = queue_round(store, inputs, tasks, selection)
     reasons = [reason for _, reason in chosen]
     return {**queued, "chosen": {reason: reasons.count(reason) for reason in sorted({*reasons})}}
 

@@ -91,13 +91,13 @@ def read_judgments(path: Path) -> tuple[list["RankedPrompt"], int]:
             f"No such file: {file}",
             "Give the folder of `rlhf export`, or a file of preferences, such as DIR/train.jsonl.",
         )
-    found: dict[str, RankedPrompt] = {}
+    prompts: dict[str, RankedPrompt] = {}
     left_out, repeats = 0, Repeats()
-    for place, row, _ in read_rows(file, Part()):
+    for location, row, _ in read_rows(file, Part()):
         if isinstance(row, BadLineError):
             raise row
         try:
-            value = parse_line(row, place) if isinstance(row, str) else row
+            value = parse_line(row, location) if isinstance(row, str) else row
             entry = repeats.numbered(read_entry(value, Defaults()))
         except UnusableContentError:
             left_out += 1
@@ -105,18 +105,18 @@ def read_judgments(path: Path) -> tuple[list["RankedPrompt"], int]:
         except BadLineError:
             raise
         except InputError as error:
-            raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+            raise BadLineError(f"{location}: {error.problem}", error.remedy) from None
         new = RankedPrompt(prompt=entry.prompt, responses=entry.responses, rankings=entry.rankings)
-        found[entry.prompt.id] = (
-            _joined(found[entry.prompt.id], new) if entry.prompt.id in found else new
+        prompts[entry.prompt.id] = (
+            _joined(prompts[entry.prompt.id], new) if entry.prompt.id in prompts else new
         )
-    return list(found.values()), left_out
+    return list(prompts.values()), left_out
 
 
-def _joined(one: "RankedPrompt", other: "RankedPrompt") -> "RankedPrompt":
+def _joined(earlier: "RankedPrompt", later: "RankedPrompt") -> "RankedPrompt":
     """Two lines of one prompt as one record, each response and ranking once."""
     from dataclasses import replace
 
-    responses = {response.id: response for response in (*one.responses, *other.responses)}
-    rankings = {ranking.id: ranking for ranking in (*one.rankings, *other.rankings)}
-    return replace(one, responses=tuple(responses.values()), rankings=tuple(rankings.values()))
+    responses = {response.id: response for response in (*earlier.responses, *later.responses)}
+    rankings = {ranking.id: ranking for ranking in (*earlier.rankings, *later.rankings)}
+    return replace(earlier, responses=tuple(responses.values()), rankings=tuple(rankings.values()))

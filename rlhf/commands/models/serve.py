@@ -98,10 +98,10 @@ class Settings:
                 raise ConfigError(f"--{flag} is {url!r}", "For example: http://localhost:8000/v1")
         self._refuse_what_does_nothing()
         if (self.best_of is None) != (self.reward is None):
-            given, other = (
+            given, missing = (
                 ("--reward", "--best-of N") if self.reward else ("--best-of", "--reward RM")
             )
-            raise ConfigError(f"{given} has no effect alone with --policy", f"Add {other}.")
+            raise ConfigError(f"{given} has no effect alone with --policy", f"Add {missing}.")
         if self.host not in LOOPBACK and self.db is None:
             raise ConfigError(
                 f"--host is {self.host}, which other machines can reach, and there is no --db",
@@ -117,8 +117,8 @@ class Settings:
             refuse_idle(self, ["scoring"], "without --reward")
         is_started = self.endpoint is None or (self.compares and self.against_endpoint is None)
         if not is_started:
-            what = "when every policy is at an --endpoint"
-            refuse_idle(self, ["engine", "engine_flags", "chat_template_kwargs"], what)
+            mode = "when every policy is at an --endpoint"
+            refuse_idle(self, ["engine", "engine_flags", "chat_template_kwargs"], mode)
 
 
 def _require_model(reward: str) -> None:

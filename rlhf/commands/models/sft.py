@@ -21,7 +21,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def memory_plan(settings: Settings) -> str:
-    """What the run will hold in memory; no weights are loaded."""
+    """The memory plan of the run; no weights are loaded."""
     import torch
 
     from rlhf.parallel.distributed import choose_precision
@@ -71,7 +71,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
 
 def _remarks(best: dict[str, Any]) -> list[str]:
-    """What to know of the choice, a sentence each."""
+    """Remarks on the choice of outputs, a sentence each."""
     reasons = {
         "no_choice": "left out: all outputs have the same text or the same reward",
         "tied": "with several best outputs: the first of them was taken",

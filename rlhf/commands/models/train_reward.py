@@ -82,7 +82,7 @@ def describe_report(settings: Settings, report: Mapping[str, Any]) -> str:
 
 
 def memory_plan(settings: Settings) -> str:
-    """What the run will hold in memory; no weights are loaded."""
+    """The memory plan of the run; no weights are loaded."""
     from reward.memory import plan_sharded
     from reward.training.origin import resolve_model
     from rlhf.records.ranked import read_manifest
@@ -113,8 +113,8 @@ def _sampling(rankings: Path) -> list[str]:
     given, usual = record.responses[0].sampling or Sampling(), Sampling()
     names = ("temperature", "max_new_tokens")
     changed = [name for name in names if getattr(given, name) != getattr(usual, name)]
-    words = [(flag_of(f"sampling.{name}"), str(getattr(given, name))) for name in changed]
-    return [word for pair in words for word in pair]
+    pairs = [(flag_of(f"sampling.{name}"), str(getattr(given, name))) for name in changed]
+    return [word for pair in pairs for word in pair]
 
 
 def _accuracy(accuracy: Mapping[str, Any] | None, source: str, *, has_thumbs: bool) -> str:
@@ -135,29 +135,29 @@ def _thumbs(report: Mapping[str, Any]) -> Iterator[str]:
         "thumbs": report.get("accuracy_on_thumbs") or kinds.get("thumbs", {}).get("accuracy"),
         "responses that were all bad": kinds.get("all_bad", {}).get("accuracy"),
     }
-    for words, accuracy in named.items():
+    for name, accuracy in named.items():
         if accuracy:
             yield (
-                f"Of {accuracy['judgements']} held-out {words} it puts {in_words(accuracy)} on the "
+                f"Of {accuracy['judgements']} held-out {name} it puts {in_words(accuracy)} on the "
                 "right side of the annotator's threshold; always giving the majority verdict would "
                 f"be right for {100 * accuracy['commoner']:.0f} %."
             )
 
 
 def _judgments(total: Mapping[str, int]) -> str:
-    """What the rankings hold; of pairs alone, on how many prompts."""
+    """The number of judgments of each kind in the rankings, and of their prompts."""
     up, down = total.get("thumbs_up", 0), total.get("thumbs_down", 0)
     all_bad = total.get("responses_of_all_bad", 0)
     if not up + down + all_bad:
         return f"{total['pairs']} pairs of {total['prompts']} prompts"
-    found = [f"{total['pairs']} pairs"] if total["pairs"] else []
-    found += [f"{up} thumbs up and {down} down"] if up + down else []
-    found += [f"{all_bad} responses that were all bad"] if all_bad else []
-    return f"{', '.join(found)}, of {total['prompts']} prompts"
+    parts = [f"{total['pairs']} pairs"] if total["pairs"] else []
+    parts += [f"{up} thumbs up and {down} down"] if up + down else []
+    parts += [f"{all_bad} responses that were all bad"] if all_bad else []
+    return f"{', '.join(parts)}, of {total['prompts']} prompts"
 
 
 def _rankings(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """What was read, and what of it fell out."""
+    """How many rankings were read, and how many prompts were skipped."""
     total: Counter[str] = Counter()
     for split in counts.values():
         total.update(split)

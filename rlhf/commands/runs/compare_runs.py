@@ -32,11 +32,11 @@ def summaries(name: str, run: Run) -> dict[str, dict[str, Any]]:
     """
     evaluated = _evaluated(run)
     last = {stage["stage"]: stage for stage in run.values()}
-    trained = [one for one in TRAININGS[:-1] if one in last]
+    trained = [training for training in TRAININGS[:-1] if training in last]
     kind = (*trained, *map(_kind, evaluated), TRAININGS[-1])[0]
     first = next((key for key in reversed(evaluated) if _kind(key) == kind), None)
-    other = _other_evaluation(run, has_policy=bool(trained))
-    main = evaluated.pop(first) if first else (last.get(kind), other)
+    other_evaluation = _other_evaluation(run, has_policy=bool(trained))
+    main = evaluated.pop(first) if first else (last.get(kind), other_evaluation)
     more = {f"{name}: {key}": _summary(run, *pair) for key, pair in evaluated.items()}
     return {name: _summary(run, *main), **more}
 
@@ -47,11 +47,11 @@ def _kind(name: str) -> str:
 
 
 def _evaluated(run: Run) -> dict[str, tuple[StageStatus, StageStatus]]:
-    """What made a policy of the run, with its last finished evaluation, by the maker's name.
+    """The stages that made a policy of the run, each with its last finished evaluation, by name.
 
     The rounds of a loop share a name.
     """
-    found = {}
+    evaluated = {}
     for evaluation in _evaluations(run):
         if evaluation["status"] != "done":
             continue
@@ -60,8 +60,8 @@ def _evaluated(run: Run) -> dict[str, tuple[StageStatus, StageStatus]]:
             folder = Path(stage["path"]).resolve()
             if stage["stage"] in POLICIES and folder in folders:
                 in_loop = name.endswith(f" in {folder.parent.name}")
-                found[stage["stage"] if in_loop else name] = (stage, evaluation)
-    return found
+                evaluated[stage["stage"] if in_loop else name] = (stage, evaluation)
+    return evaluated
 
 
 def _of_kind(run: Run, kind: str) -> list[StageStatus]:
@@ -70,7 +70,7 @@ def _of_kind(run: Run, kind: str) -> list[StageStatus]:
 
 def _evaluations(run: Run) -> list[StageStatus]:
     """The last to end is last."""
-    return sorted(_of_kind(run, "evaluate"), key=lambda one: one["finished_at"] or "")
+    return sorted(_of_kind(run, "evaluate"), key=lambda stage: stage["finished_at"] or "")
 
 
 def _policy_folders(evaluation: StageStatus) -> set[Path]:
@@ -79,15 +79,15 @@ def _policy_folders(evaluation: StageStatus) -> set[Path]:
     if given is None:
         return set()
     path, out = Path(given["path"]), evaluation["settings"].get("out")
-    places = [path, *([Path(evaluation["path"], relpath(path, str(out)))] if out else [])]
-    return {folder.resolve() for place in places for folder in (place, place.parent)}
+    locations = [path, *([Path(evaluation["path"], relpath(path, str(out)))] if out else [])]
+    return {folder.resolve() for location in locations for folder in (location, location.parent)}
 
 
 def _other_evaluation(run: Run, *, has_policy: bool) -> StageStatus | None:
     """The last evaluation; in a run with a policy, the last that does not say of which policy."""
     evaluations = _evaluations(run)
     if has_policy:
-        evaluations = [one for one in evaluations if not _policy_folders(one)]
+        evaluations = [evaluation for evaluation in evaluations if not _policy_folders(evaluation)]
     return evaluations[-1] if evaluations else None
 
 
@@ -97,13 +97,13 @@ def _summary(
     judged = _report(evaluation)
     judge = judged.get("verdict.judge")
     rate = {key: judged.get(f"win_rate.{judge}.{key}") for key in ("value", "low", "high")}
-    nats = [one.get("kl.reverse.nats") for one in (judged, _report(training))]
+    nats = [report.get("kl.reverse.nats") for report in (judged, _report(training))]
     has_steps = training and training["stage"] in TRAININGS
     return {
         "steps": training["steps"] if training and has_steps else None,
         "win_rate": None if rate["value"] is None else rate,
         "judge": judge,
-        "kl": next((one for one in nats if one is not None), None),
+        "kl": next((value for value in nats if value is not None), None),
         "tokens_per_second": _report(training).get("use.tokens_per_second"),
         **_cost(run, judged),
     }
@@ -129,7 +129,7 @@ def _cost(run: Run, evaluation: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _price(stage: StageStatus) -> float | None:
-    """What a stage has cost, also before it has a report; None where it was given no price."""
+    """The price of a stage, also before it has a report; None where it was given no price."""
     price: float | None = _report(stage).get("cost.price")
     per_hour = stage["settings"].get("price_per_hour")
     if price is None and is_finite_number(per_hour):
@@ -139,18 +139,21 @@ def _price(stage: StageStatus) -> float | None:
 
 def comparison(compared: Mapping[str, Mapping[str, Any]]) -> str:
     """A line for each run or policy, by what `summaries` says of it."""
-    return align([HEAD, *(_line(name, one) for name, one in compared.items())])
+    return align([HEAD, *(_line(name, summary) for name, summary in compared.items())])
 
 
-def _line(name: str, one: Mapping[str, Any]) -> list[str]:
-    rate = one["win_rate"]
+def _line(name: str, summary: Mapping[str, Any]) -> list[str]:
+    rate = summary["win_rate"]
     return [
         name,
-        ABSENT if one["steps"] is None else f"{one['steps']:,}",
+        ABSENT if summary["steps"] is None else f"{summary['steps']:,}",
         in_words({**rate, "low": rate["low"] if rate["high"] is not None else None})
         if rate
         else ABSENT,
-        one["judge"] or ABSENT,
-        ABSENT if one["kl"] is None else f"{one['kl']:z.2f}",
-        *(ABSENT if one[key] is None else amount(one[key]) for key in ("tokens_per_second", *COST)),
+        summary["judge"] or ABSENT,
+        ABSENT if summary["kl"] is None else f"{summary['kl']:z.2f}",
+        *(
+            ABSENT if summary[key] is None else amount(summary[key])
+            for key in ("tokens_per_second", *COST)
+        ),
     ]

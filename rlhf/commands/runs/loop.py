@@ -58,7 +58,7 @@ def commands(settings: Settings) -> str:
 
 
 def _until(settings: Settings) -> str:
-    """What starts the training of a round, in words."""
+    """The conditions that start the training of a round, in words."""
     count = settings.new_rankings and f"there are {settings.new_rankings} new rankings"
     time = settings.start_at and f"the time comes ({settings.start_at})"
-    return " or ".join(one for one in (count, time) if one)
+    return " or ".join(condition for condition in (count, time) if condition)

@@ -81,7 +81,7 @@ def run(settings: Settings) -> dict[str, Any]:
     return {
         "round": promoted_round(history),
         "policy": promoted_policy(out),
-        "history": [asdict(one) for one in history],
+        "history": [asdict(promotion) for promotion in history],
     }
 
 
@@ -105,7 +105,11 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         return f"{trains} {result['about_samples']}".rstrip()
     if settings.action in ("ask", "votes"):
         return _about_people(settings, result)
-    lines = [_line(one) for one in result["history"]] if settings.action == "history" else []
+    lines = (
+        [_line(promotion) for promotion in result["history"]]
+        if settings.action == "history"
+        else []
+    )
     number = result["round"]
     whose = "No policy is promoted: the model" if number is None else f"Promoted: round {number}"
     return "\n".join([*lines, f"{whose}, {result['policy']}"])
@@ -121,7 +125,7 @@ def _about_people(settings: Settings, result: dict[str, Any]) -> str:
     return f"Queued {counted(result['queued'], 'pair')} for people{each}. Then: {votes}"
 
 
-def _line(one: dict[str, Any]) -> str:
-    number = "the original model" if one["round"] is None else f"round {one['round']}"
-    verb = "rolled back to" if one["rolled_back"] else "promoted"
-    return f"{one['at']}  {one['by']} {verb} {number}"
+def _line(promotion: dict[str, Any]) -> str:
+    number = "the original model" if promotion["round"] is None else f"round {promotion['round']}"
+    verb = "rolled back to" if promotion["rolled_back"] else "promoted"
+    return f"{promotion['at']}  {promotion['by']} {verb} {number}"

@@ -60,16 +60,16 @@ def run(settings: Settings) -> dict[str, Any]:
     kinds = {stage: command.Settings for stage, command in STAGES.items()}
     folders = [folder for path in settings.runs for folder in run_folders(path)]
     runs = {str(path): read_run(path, kinds) for path in folders}
-    found = {
+    report = {
         "runs": runs,
         "compared": {
-            line: found
-            for name, one in runs.items()
-            for line, found in summaries(name, one).items()
+            line: summary
+            for name, stages in runs.items()
+            for line, summary in summaries(name, stages).items()
         },
         "differing_settings": differing_settings(runs),
     }
-    return found | (_content(settings.db) if settings.db else {})
+    return report | (_content(settings.db) if settings.db else {})
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
@@ -102,17 +102,17 @@ def _content(db: Path) -> dict[str, Any]:
     with Store(db, read_only=True) as store:
         rows, served = comparisons(store.connections), served_alone(store.connections)
         labels = store.counts()
-    found = []
+    outcomes = []
     for row in rows:
         compared = compare_thumbs(row["thumbs"])
         for variant in ("policy", "against"):
             compared[variant]["name"] = row[variant]
-        found.append({"share": row["share"], "started_at": row["started_at"], **compared})
-    return {"served": served, "comparisons": found, "labels": labels}
+        outcomes.append({"share": row["share"], "started_at": row["started_at"], **compared})
+    return {"served": served, "comparisons": outcomes, "labels": labels}
 
 
 def _describe_labels(db: Path, labels: Mapping[str, int]) -> str:
-    """What a database holds that no served policy writes to."""
+    """The contents of a database to which no served policy writes."""
     prompts, responses, rankings, tasks = (
         counted(labels[name], name[:-1]) for name in ("prompts", "responses", "rankings", "tasks")
     )

@@ -38,8 +38,11 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         lines.append(f"The task was queued for: {result['reason']}.")
     if rubric["version"]:
         lines.append(f"Rubric {rubric['version']}: {rubric['text']}")
-    for one in result["responses"]:
-        model = " ".join(filter(None, [one["model"], one["fingerprint"]])) or "an unknown model"
-        made = f"round {one['round']}" if one["round"] else "before any round"
-        lines.append(f"Place {one['tier']}: {one['id']} by {model}, {made}.")
+    for response in result["responses"]:
+        model = (
+            " ".join(filter(None, [response["model"], response["fingerprint"]]))
+            or "an unknown model"
+        )
+        origin = f"round {response['round']}" if response["round"] else "before any round"
+        lines.append(f"Place {response['tier']}: {response['id']} by {model}, {origin}.")
     return "\n".join(lines)

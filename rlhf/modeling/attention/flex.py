@@ -43,7 +43,7 @@ def flex_prefix_attention(
     layout = fill_block(layout)
     filler = (0, 0, 0, count_tokens(layout) - tokens)
     # Under autocast only projections give the lower precision; rotation brings back float32.
-    query, key, value = (pad(one.to(value.dtype), filler) for one in (query, key, value))
+    query, key, value = (pad(x.to(value.dtype), filler) for x in (query, key, value))
     attended = _compiled_attention()(
         query,
         key,
@@ -127,7 +127,7 @@ def count_visible(layout: Segments) -> Int[np.ndarray, "Q K"]:
 
 
 def visible(layout: Segments, device: torch.device) -> Mask:
-    """A function of batch, head, query and key: whether the query at a place sees the key's."""
+    """A function of batch, head, query and key: whether the query's position sees the key's."""
     segment, part = (send(numbers, device) for numbers in number_tokens(layout))
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -170,8 +170,8 @@ def _find_obstacle(
             return None
         obstacle = f"is off by {difference:.2%}"
     if is_main_process():
-        words = f"FlexAttention {obstacle}: using plain matrix products, which are slower.\n"
-        sys.stderr.write(words)
+        message = f"FlexAttention {obstacle}: using plain matrix products, which are slower.\n"
+        sys.stderr.write(message)
     return obstacle
 
 
@@ -183,19 +183,21 @@ def try_flex(heads: int, groups: int, size: int, dtype: torch.dtype, device: tor
         torch.randn(1, number, tokens, size, generator=generator).to(device, dtype)
         for number in (heads, groups, groups, heads)
     )
-    for one in (query, key, value):
-        one.requires_grad_()
-    places = torch.arange(tokens, device=device)
-    mask = visible(TRIAL, device)(places, places, places[:, None], places)
+    for x in (query, key, value):
+        x.requires_grad_()
+    positions = torch.arange(tokens, device=device)
+    mask = visible(TRIAL, device)(positions, positions, positions[:, None], positions)
 
     def attend(*, flex: bool) -> list[Tensor]:
         if flex:
             scale = size**-0.5
-            found = flex_prefix_attention(query, key, value, TRIAL, scale)
-            found = found.transpose(1, 2)
+            attended = flex_prefix_attention(query, key, value, TRIAL, scale)
+            attended = attended.transpose(1, 2)
         else:
-            found = scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-        return [found.detach(), *torch.autograd.grad(found, (query, key, value), weight)]
+            attended = scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, enable_gqa=True
+            )
+        return [attended.detach(), *torch.autograd.grad(attended, (query, key, value), weight)]
 
     def keep(tensor: Tensor) -> Tensor:
         return tensor

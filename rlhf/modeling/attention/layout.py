@@ -91,13 +91,13 @@ def pack_prompts(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: 
     )
 
 
-def places_of_responses(layout: Segments) -> Iterator[list[int]]:
+def response_positions(layout: Segments) -> Iterator[list[int]]:
     """For every response, the places of its prompt's tokens and its own in the packed row."""
     start = 0
-    for one in layout:
-        prompt = range(start, start + one.prompt)
-        start += one.prompt
-        for length in one.responses:
+    for segment in layout:
+        prompt = range(start, start + segment.prompt)
+        start += segment.prompt
+        for length in segment.responses:
             yield [*prompt, *range(start, start + length)]
             start += length
 
@@ -112,8 +112,8 @@ def common_prefix_length(rows: Sequence[Sequence[int]]) -> int:
 def states(model: PreTrainedModel, inputs: TrunkInputs) -> Float[Tensor, "T d"]:
     """The trunk's output for every token, over the rows laid end to end."""
     trunk: nn.Module = model.base_model
-    found: Tensor = trunk(**inputs.model_inputs).last_hidden_state.flatten(0, 1)
-    return found
+    hidden: Tensor = trunk(**inputs.model_inputs).last_hidden_state.flatten(0, 1)
+    return hidden
 
 
 def last_tokens(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, " B"]:

@@ -56,13 +56,13 @@ def pack_sequences(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> TrunkInp
         positions += range(shared)
         for member in members:
             own = range(len(ids), len(ids) + len(rows[member]) - shared)
-            places = [*range(start, start + shared), *own]
-            before[member] = places[-lengths[member] - 1 : -1]
+            indices = [*range(start, start + shared), *own]
+            before[member] = indices[-lengths[member] - 1 : -1]
             ids += rows[member][shared:]
             positions += range(shared, len(rows[member]))
         layout.append(Segment(shared, tuple(len(rows[member]) - shared for member in members)))
     reads = torch.zeros(answers.shape, dtype=torch.long)
-    reads[answers] = torch.tensor([place for part in before for place in part])
+    reads[answers] = torch.tensor([index for part in before for index in part])
     return TrunkInputs(torch.tensor([ids]), reads, torch.tensor([positions]), tuple(layout))
 
 
@@ -122,8 +122,8 @@ def features_of_padded(
 ) -> Float[Tensor, "B R d"]:
     """The trunk's output before each response token; responses are the last `length` columns."""
     trunk: nn.Module = model.base_model
-    found: Tensor = trunk(**joined.model_inputs).last_hidden_state
-    return found[:, -length - 1 : -1]
+    hidden: Tensor = trunk(**joined.model_inputs).last_hidden_state
+    return hidden[:, -length - 1 : -1]
 
 
 def _mask(*, attention_mask: Tensor | None = None, **rest: Any) -> Tensor | None:

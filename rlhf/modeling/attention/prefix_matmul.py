@@ -43,7 +43,7 @@ class Block:
 
     @classmethod
     def of(cls, pieces: Sequence[Sequence[Tensor]]) -> "Block":
-        """A block of segments, given as the places of each one's prompt and responses."""
+        """A block of segments, given as the positions of each one's prompt and responses."""
         prompts = [prompt for prompt, *_ in pieces]
         shared = [prompt for prompt, *responses in pieces for _ in responses]
         own = [response for _, *responses in pieces for response in responses]
@@ -83,18 +83,18 @@ def prefix_attention(
 ) -> Float[Tensor, "T H D"]:
     """Causal attention in which each response sees its own prompt and itself."""
     plan = make_plan(layout, query.device)
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     for block in plan.blocks:
         q, k, v = (_take(x, block.prompts) for x in (query, key, value))
-        found += [part.transpose(1, 2).flatten(0, 1) for part in _attend_prompts(q, k, v, scale)]
+        outputs += [part.transpose(1, 2).flatten(0, 1) for part in _attend_prompts(q, k, v, scale)]
         if block.own.numel():
             q, k, v = (_take(x, block.own) for x in (query, key, value))
             keys, values = (
                 torch.cat([_take(x, block.shared), own], dim=2) for x, own in ((key, k), (value, v))
             )
             attended = tail_attention(q, keys, values, scale, block.hidden)
-            found.append(attended.transpose(1, 2).flatten(0, 1))
-    return _rows(torch.cat(found), plan.order)
+            outputs.append(attended.transpose(1, 2).flatten(0, 1))
+    return _rows(torch.cat(outputs), plan.order)
 
 
 def _attend_prompts(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Iterator[Tensor]:
@@ -107,63 +107,63 @@ def _attend_prompts(query: Tensor, key: Tensor, value: Tensor, scale: float) -> 
         )
 
 
-def _take(x: Float[Tensor, "T H D"], places: Int[Tensor, "B P"]) -> Float[Tensor, "B H P D"]:
-    return _rows(x, places.clamp(min=0)).transpose(1, 2)
+def _take(x: Float[Tensor, "T H D"], positions: Int[Tensor, "B P"]) -> Float[Tensor, "B H P D"]:
+    return _rows(x, positions.clamp(min=0)).transpose(1, 2)
 
 
-def _rows(x: Float[Tensor, "T H D"], places: Int[Tensor, "..."]) -> Float[Tensor, "... H D"]:
-    """x[places], with the gradient of an embedding, which is faster than that of an index."""
-    return embedding(places, x.flatten(1)).view(*places.shape, *x.shape[1:])
+def _rows(x: Float[Tensor, "T H D"], positions: Int[Tensor, "..."]) -> Float[Tensor, "... H D"]:
+    """x[positions], with the gradient of an embedding, which is faster than that of an index."""
+    return embedding(positions, x.flatten(1)).view(*positions.shape, *x.shape[1:])
 
 
 @lru_cache(maxsize=2)
 def make_plan(layout: Segments, device: torch.device) -> AttentionPlan:
     """The blocks of a row, which are the same for every layer, forward and backward."""
-    starts = [0, *accumulate(one.prompt + sum(one.responses) for one in layout)]
+    starts = [0, *accumulate(segment.prompt + sum(segment.responses) for segment in layout)]
     blocks, order, done = [], torch.empty(starts[-1], dtype=torch.long), 0
     for numbers in group_by_length(layout):
         block = Block.of([_pieces(starts[number], layout[number]) for number in numbers])
-        for places in (*block.prompts.split(QUERIES_AT_ONCE, dim=1), block.own):
-            real = places >= 0
-            order[places[real]] = done + torch.arange(places.numel()).view_as(places)[real]
-            done += places.numel()
+        for positions in (*block.prompts.split(QUERIES_AT_ONCE, dim=1), block.own):
+            real = positions >= 0
+            order[positions[real]] = done + torch.arange(positions.numel()).view_as(positions)[real]
+            done += positions.numel()
         blocks.append(block.to(device))
     return AttentionPlan(tuple(blocks), send(order, device))
 
 
 def group_by_length(layout: Segments) -> list[list[int]]:
     """Groups of segments that are attended together, by number."""
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for number in sorted(range(len(layout)), key=lambda n: (layout[n].prompt, _longest(layout[n]))):
-        if found and _is_cheap([layout[n] for n in (*found[-1], number)]):
-            found[-1].append(number)
+        if groups and _is_cheap([layout[n] for n in (*groups[-1], number)]):
+            groups[-1].append(number)
         else:
-            found.append([number])
-    return found
+            groups.append([number])
+    return groups
 
 
 def _is_cheap(block: Sequence[Segment]) -> bool:
     """Whether padding adds little, and the scores of a head fit the cache."""
-    prompt = max(one.prompt for one in block)
-    longest = max(_longest(one) for one in block)
-    padded = sum(_scores(prompt, [longest] * len(one.responses)) for one in block)
-    real = sum(_scores(one.prompt, one.responses) for one in block)
+    prompt = max(segment.prompt for segment in block)
+    longest = max(_longest(segment) for segment in block)
+    padded = sum(_scores(prompt, [longest] * len(segment.responses)) for segment in block)
+    real = sum(_scores(segment.prompt, segment.responses) for segment in block)
     return padded <= min(PADDING_AT_MOST * real, SCORES_AT_ONCE)
 
 
 def _scores(prompt: int, responses: Sequence[int]) -> int:
-    return prompt * prompt + sum(one * (prompt + one) for one in responses)
+    return prompt * prompt + sum(length * (prompt + length) for length in responses)
 
 
-def _longest(one: Segment) -> int:
-    return max(one.responses, default=0)
+def _longest(segment: Segment) -> int:
+    return max(segment.responses, default=0)
 
 
-def _pieces(start: int, one: Segment) -> tuple[Tensor, ...]:
-    """Places of a prompt and of each of its responses."""
-    lengths = (one.prompt, *one.responses)
-    places: tuple[Tensor, ...] = torch.arange(start, start + sum(lengths)).split(lengths)
-    return places
+def _pieces(start: int, segment: Segment) -> tuple[Tensor, ...]:
+    """Positions of a prompt and of each of its responses."""
+    lengths = (segment.prompt, *segment.responses)
+    positions: tuple[Tensor, ...] = torch.arange(start, start + sum(lengths)).split(lengths)
+    return positions
 
 
 def _pad(pieces: list[Tensor], side: str) -> Int[Tensor, "N L"]:

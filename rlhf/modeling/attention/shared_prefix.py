@@ -126,13 +126,13 @@ def _probe(model: PreTrainedModel) -> float:
     first = (tuple(range(3, 14)), ((14, 15, 16), (17,), (18, 19)))
     second = ((5, 9, 7), ((11, 3), (4, 8, 6, 10)))
     packed = pack_prompts([first, second], 0)
-    sequences = [prompt + one for prompt, own in (first, second) for one in own]
+    sequences = [prompt + response for prompt, own in (first, second) for response in own]
     padded = pad_right(sequences, 0)
     reads = last_tokens(padded.mask.sum(dim=1), padded.ids.shape[1])
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     both = [inputs.to(device) for inputs in (packed, TrunkInputs(padded.ids, reads))]
-    found, expected = (states(model, inputs)[inputs.reads] for inputs in both)
+    outputs, expected = (states(model, inputs)[inputs.reads] for inputs in both)
     model.train(was_training)
-    return float((found - expected).abs().max() / expected.abs().max())
+    return float((outputs - expected).abs().max() / expected.abs().max())

@@ -89,10 +89,10 @@ class Sums:
     def add(self, first: int, block: Float[Tensor, "N v"]) -> None:
         """Add the block that starts with token `first`; overwrites it."""
         block.div_(self.scale)
-        places = self.ids - first
-        inside = (places >= 0) & (places < block.shape[1])
-        found = block.gather(1, places.clamp(0, block.shape[1] - 1))
-        self.chosen += torch.where(inside, found, 0.0)
+        columns = self.ids - first
+        inside = (columns >= 0) & (columns < block.shape[1])
+        logits = block.gather(1, columns.clamp(0, block.shape[1] - 1))
+        self.chosen += torch.where(inside, logits, 0.0)
         top = block.amax(dim=1)
         exponentials = block.sub_(top[:, None]).exp()
         products = torch.linalg.vecdot(exponentials, block)
@@ -117,12 +117,12 @@ def statistics(
     distributions: Distributions, ids: Int[Tensor, "N K"], scales: Sequence[float]
 ) -> list[Statistics]:
     """At each of the temperatures `scales`, in one pass over the vocabulary."""
-    found = [Sums(ids, scale) for scale in scales]
+    all_sums = [Sums(ids, scale) for scale in scales]
     for first, block in distributions.blocks():
-        for sums in found[1:]:
+        for sums in all_sums[1:]:
             sums.add(first, block.clone())
-        found[0].add(first, block)
-    return [sums.results() for sums in found]
+        all_sums[0].add(first, block)
+    return [sums.results() for sums in all_sums]
 
 
 @torch.no_grad()
@@ -134,8 +134,8 @@ def most_likely(distributions: Distributions, k: int) -> Int[Tensor, "N k"]:
         top = block.topk(min(k, block.shape[1]), dim=1)
         values.append(top.values)
         ids.append(top.indices + first)
-    places = torch.cat(values, dim=1).topk(k, dim=1).indices
-    return torch.cat(ids, dim=1).gather(1, places)
+    columns = torch.cat(values, dim=1).topk(k, dim=1).indices
+    return torch.cat(ids, dim=1).gather(1, columns)
 
 
 def chosen_log_probs(
@@ -169,11 +169,11 @@ class _ChosenLogProbs(torch.autograd.Function):
         ids: Tensor,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        (found,) = statistics(Distributions(hidden, weight, bias, dtype), ids, [scale])
-        ctx.save_for_backward(hidden, weight, bias, ids, found.log_sum_exp)
+        (stats,) = statistics(Distributions(hidden, weight, bias, dtype), ids, [scale])
+        ctx.save_for_backward(hidden, weight, bias, ids, stats.log_sum_exp)
         ctx.scale, ctx.dtype = scale, dtype
-        ctx.mark_non_differentiable(found.entropy)
-        return found.log_probs, found.entropy
+        ctx.mark_non_differentiable(stats.entropy)
+        return stats.log_probs, stats.entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -184,9 +184,9 @@ class _ChosenLogProbs(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for first, block in Distributions(hidden, weight, bias, ctx.dtype).blocks():
                 slopes = block.div_(ctx.scale).sub_(log_sum_exp[:, None]).exp_().mul_(-total)
-                places = ids - first
-                inside = (places >= 0) & (places < block.shape[1])
-                slopes.scatter_add_(1, places.where(inside, 0), gradient.where(inside, 0.0))
+                columns = ids - first
+                inside = (columns >= 0) & (columns < block.shape[1])
+                slopes.scatter_add_(1, columns.where(inside, 0), gradient.where(inside, 0.0))
                 result.add(slice(first, first + block.shape[1]), slopes)
         return result.hidden(), result.for_weight, result.for_bias, None, None, None
 
@@ -207,19 +207,19 @@ class _Gradients:
         self.for_weight = torch.empty_like(weight) if needed[1] and weight is not None else None
         self.for_bias = torch.empty_like(bias) if needed[2] and bias is not None else None
 
-    def add(self, place: slice, slopes: Tensor) -> None:
-        """Add the part of ∂/∂z of the tokens at `place`."""
+    def add(self, tokens: slice, slopes: Tensor) -> None:
+        """Add the part of ∂/∂z of some tokens of the vocabulary."""
         if self.weight is None:
             assert self.for_hidden is not None
-            self.for_hidden[:, place] = slopes
+            self.for_hidden[:, tokens] = slopes
             return
         if self.for_bias is not None:
-            self.for_bias[place] = slopes.sum(dim=0)
+            self.for_bias[tokens] = slopes.sum(dim=0)
         slopes = slopes.to(self.dtype)
         if self.for_hidden is not None:
-            self.for_hidden += slopes @ self.weight[place].to(self.dtype)
+            self.for_hidden += slopes @ self.weight[tokens].to(self.dtype)
         if self.for_weight is not None:
-            self.for_weight[place] = slopes.T @ self.input.to(self.dtype)
+            self.for_weight[tokens] = slopes.T @ self.input.to(self.dtype)
 
     def hidden(self) -> Tensor | None:
         """The gradient of the hidden states, in their precision."""

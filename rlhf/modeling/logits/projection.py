@@ -61,8 +61,8 @@ def float32_logits(model: PreTrainedModel | nn.Module, *, frozen: bool = False) 
 
 def linear_output(model: PreTrainedModel | nn.Module) -> Any:
     """The model's output layer; None where it is not a plain linear layer."""
-    found = model.get_output_embeddings()  # type: ignore[operator]
-    return found if type(found) is nn.Linear else None
+    layer = model.get_output_embeddings()  # type: ignore[operator]
+    return layer if type(layer) is nn.Linear else None
 
 
 @contextmanager

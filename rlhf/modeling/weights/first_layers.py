@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from rlhf.modeling.weights.on_main import place_of
+from rlhf.modeling.weights.on_main import owner_of
 from rlhf.parallel.layers import find_layers, read_stored, stored_at
 
 LAYERS = 2
@@ -21,9 +21,9 @@ def first_layers(model: PreTrainedModel) -> PreTrainedModel:
         InputError: a weight cannot be read.
     """
     names = {
-        name: place
-        for name, one in model.base_model.named_parameters()
-        if (place := stored_at(one))
+        name: stored
+        for name, parameter in model.base_model.named_parameters()
+        if (stored := stored_at(parameter))
     }
     if not names:
         return model
@@ -33,7 +33,7 @@ def first_layers(model: PreTrainedModel) -> PreTrainedModel:
     trunk, wanted = short.base_model, []
     for name, outline in list(trunk.named_parameters()):
         if name in names:
-            part, leaf = place_of(trunk, name)
+            part, leaf = owner_of(trunk, name)
             weight = nn.Parameter(
                 torch.empty_like(outline, dtype=torch.float32, device="cpu"), requires_grad=False
             )

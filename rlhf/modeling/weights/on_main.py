@@ -30,8 +30,8 @@ def read_on_main(read: Callable[[], PreTrainedModel], kind: type[Any]) -> PreTra
         models.append(read())
         return Outline.of(models[0])
 
-    found = on_main(outline)
-    model = models[0] if models else found.build(kind)
+    model_outline = on_main(outline)
+    model = models[0] if models else model_outline.build(kind)
     setattr(model, ON_MAIN, True)
     return model
 
@@ -58,8 +58,8 @@ class Outline:
     def of(cls, model: PreTrainedModel) -> Self:
         """The outline of a model."""
         others = {
-            (place, name): value
-            for place, part in model.named_modules()
+            (part_name, name): value
+            for part_name, part in model.named_modules()
             for name, value in vars(part).items()
             if isinstance(value, Tensor)
         }
@@ -83,13 +83,13 @@ class Outline:
             model.generation_config = self.generation
         for names, value in self.weights:
             weight = nn.Parameter(value)
-            for part, leaf in (place_of(model, name) for name in names):
+            for part, leaf in (owner_of(model, name) for name in names):
                 part._parameters[leaf] = weight
         for name, value in self.buffers.items():
-            part, leaf = place_of(model, name)
+            part, leaf = owner_of(model, name)
             part._buffers[leaf] = value
-        for (place, name), value in self.others.items():
-            setattr(model.get_submodule(place), name, value)
+        for (part_name, name), value in self.others.items():
+            setattr(model.get_submodule(part_name), name, value)
         model.eval()
         return model
 
@@ -105,7 +105,7 @@ def names_of_weights(model: nn.Module) -> dict[nn.Parameter, list[str]]:
     return names
 
 
-def place_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     """The module that has a tensor, and the tensor's name in it."""
-    place, _, leaf = name.rpartition(".")
-    return model.get_submodule(place), leaf
+    part_name, _, leaf = name.rpartition(".")
+    return model.get_submodule(part_name), leaf

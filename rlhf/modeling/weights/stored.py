@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.weights.first_layers import LAYERS, find_lists
-from rlhf.modeling.weights.on_main import Outline, names_of_weights, place_of, read_on_main
+from rlhf.modeling.weights.on_main import Outline, names_of_weights, owner_of, read_on_main
 from rlhf.modeling.weights.whole import HEAD, tensor_files
 from rlhf.parallel.distributed import on_main
 from rlhf.parallel.layers import ON_MAIN, STORED, Stored
@@ -34,8 +34,8 @@ Files = Mapping[str, Sequence[str]]  # that hold each tensor
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What the main process has found of a model of which every process can read its part.
+class _StoredModel:
+    """A model of which every process can read its part, as the main process has found it.
 
     Attributes:
         outline: of the model.
@@ -72,7 +72,7 @@ def read_for_shards(
     """
     models: list[PreTrainedModel] = []
 
-    def look() -> _Found | str:
+    def look() -> _StoredModel | str:
         """What is needed to read by parts, or why that cannot be done."""
         if obstacle := _find_obstacle_in_config(config):
             return obstacle
@@ -82,26 +82,26 @@ def read_for_shards(
         incomplete = compute_buffers(model)
         if new_head:
             _start_new_head(model)
-        found = chain(
+        obstacles = chain(
             (f"{file} cannot be read" for file in unreadable),
             obstacles_in_layers(model),
             _obstacles_in_files(model, files),
             (f"transformers does not compute {buffer}" for buffer in incomplete),
             _obstacles_in_tensors(model),
         )
-        if obstacle := next(found, ""):
+        if obstacle := next(obstacles, ""):
             return obstacle
-        return _Found(Outline.of(model), _tensors(model, files), _content(name))
+        return _StoredModel(Outline.of(model), _tensors(model, files), _content(name))
 
-    found = on_main(look) if world_size() > 1 else "there is no other"
-    if isinstance(found, _Found):
-        found = _find_difference(name, found.content) or found
-    if isinstance(found, str):
+    outcome = on_main(look) if world_size() > 1 else "there is no other"
+    if isinstance(outcome, _StoredModel):
+        outcome = _find_difference(name, outcome.content) or outcome
+    if isinstance(outcome, str):
         if is_main_process() and world_size() > 1:
-            sys.stderr.write(f"The main process reads {name} and sends its weights: {found}.\n")
+            sys.stderr.write(f"The main process reads {name} and sends its weights: {outcome}.\n")
         return read_on_main(lambda: read(False), kind)
-    model = models[0] if models else found.outline.build(kind)
-    for weight, tensor in found.tensors.items():
+    model = models[0] if models else outcome.outline.build(kind)
+    for weight, tensor in outcome.tensors.items():
         setattr(model.get_parameter(weight), STORED, Stored(folder_of(name), tensor))
     setattr(model, ON_MAIN, True)
     return model
@@ -118,11 +118,11 @@ def _content(name: str) -> str:
 
 
 def _find_difference(name: str, content: str) -> str:
-    """Which process sees other files than the main one; empty if none does."""
+    """Name a process that sees other files than the main one; empty if none does."""
     with waiting("ranks"):
         everyone = gather_object([(socket.gethostname(), _content(name))])
-    for number, (host, found) in enumerate(everyone):
-        if found != content:
+    for number, (host, other_content) in enumerate(everyone):
+        if other_content != content:
             return f"rank {number} ({host}) has other files of it"
     return ""
 
@@ -134,29 +134,32 @@ def compute_buffers(model: PreTrainedModel) -> list[str]:
         the names of buffers that it does not compute, which keep whatever was in memory.
     """
     stored = set(model.state_dict())
-    outlines = {name: one for name, one in model.named_buffers() if name not in stored}
-    found: list[dict[str, Tensor]] = []
+    outlines = {name: buffer for name, buffer in model.named_buffers() if name not in stored}
+    computed: list[dict[str, Tensor]] = []
     for filling in (0, 1):
         for name, outline in outlines.items():
-            part, leaf = place_of(model, name)
+            part, leaf = owner_of(model, name)
             part._buffers[leaf] = torch.full_like(outline, filling, device="cpu")
             part._is_hf_initialized = False  # type: ignore[assignment]
         model.initialize_weights()
-        found.append({name: model.get_buffer(name) for name in outlines})
-    first, second = found
+        computed.append({name: model.get_buffer(name) for name in outlines})
+    first, second = computed
     return [name for name in outlines if not torch.equal(first[name], second[name])]
 
 
 def _tensors(model: PreTrainedModel, files: Files) -> dict[str, str]:
     return {
-        names[0]: one for names in names_of_weights(model).values() for one in names if one in files
+        names[0]: name
+        for names in names_of_weights(model).values()
+        for name in names
+        if name in files
     }
 
 
 def _start_new_head(model: PreTrainedModel) -> None:
     for name, weight in list(model.named_parameters()):
         if name.startswith(HEAD):
-            part, leaf = place_of(model, name)
+            part, leaf = owner_of(model, name)
             part._parameters[leaf] = nn.Parameter(torch.zeros_like(weight, device="cpu"))
 
 
@@ -190,9 +193,9 @@ def _obstacles_in_files(model: PreTrainedModel, files: Files) -> Iterator[str]:
         if files.keys() >= set(pair):
             yield f"its files hold {' and '.join(pair)}, which its config ties"
     for weight, names in names_of_weights(model).items():
-        found = [file for name in names for file in files.get(name, ())]
-        if weight.is_meta and len(found) != 1:
-            yield f"{names[0]} is in {' and '.join(found) or 'no safetensors file'}"
+        file_names = [file for name in names for file in files.get(name, ())]
+        if weight.is_meta and len(file_names) != 1:
+            yield f"{names[0]} is in {' and '.join(file_names) or 'no safetensors file'}"
 
 
 def _obstacles_in_tensors(model: PreTrainedModel) -> Iterator[str]:

@@ -47,7 +47,7 @@ def load_weights(
         settings["config"].quantization_config = {**stored, "dequantize": True}
     with as_input_error(f"Cannot load the weights of {name}", COPY_AGAIN):
         try:
-            model, found = kind.from_pretrained(
+            model, loading_info = kind.from_pretrained(
                 name,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -57,17 +57,17 @@ def load_weights(
         except Exception:  # of any kind; transformers does not name a broken file
             tensor_files(Path(name))
             raise
-    missing, unexpected = found["missing_keys"], found["unexpected_keys"]
+    missing, unexpected = loading_info["missing_keys"], loading_info["unexpected_keys"]
     if new_head:
-        missing = {one for one in missing if not one.startswith(HEAD)}
-        unexpected = {one for one in unexpected if not one.startswith(OUTPUT)}
+        missing = {key for key in missing if not key.startswith(HEAD)}
+        unexpected = {key for key in unexpected if not key.startswith(OUTPUT)}
     missing = _with_files(Path(name), missing)
-    require_whole(name, "config.json", missing, unexpected, found["mismatched_keys"])
+    require_whole(name, "config.json", missing, unexpected, loading_info["mismatched_keys"])
     return model  # type: ignore[no-any-return]
 
 
 def tensor_files(folder: Path) -> tuple[dict[str, list[str]], list[str]]:
-    """What the heads of a folder's safetensors files say.
+    """Read the heads of a folder's safetensors files.
 
     Returns:
         for each tensor the names of the files that hold it, and the names of files that cannot be
@@ -77,7 +77,7 @@ def tensor_files(folder: Path) -> tuple[dict[str, list[str]], list[str]]:
     Raises:
         InputError: a file of the model is broken or cut short.
     """
-    found: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     unreadable = []
     needed = {SAFE_WEIGHTS_NAME, *_index_of(folder).values()}
     for path in sorted(folder.glob("*.safetensors")):
@@ -93,8 +93,8 @@ def tensor_files(folder: Path) -> tuple[dict[str, list[str]], list[str]]:
             unreadable.append(path.name)
             continue
         for name in names:
-            found.setdefault(name, []).append(path.name)
-    return found, unreadable
+            files.setdefault(name, []).append(path.name)
+    return files, unreadable
 
 
 def _index_of(folder: Path) -> dict[str, str]:
@@ -113,10 +113,10 @@ def _with_files(folder: Path, names: Collection[str]) -> list[str]:
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
-    """What the config of a model that `rlhf quantize` wrote says of its weights; else None."""
-    found = getattr(config, "quantization_config", None)
-    ours = isinstance(found, dict) and found.get("quant_method") == QUANTIZED_BY
-    return found if ours else None
+    """The quantization in the config of a model that `rlhf quantize` wrote; else None."""
+    quantization = getattr(config, "quantization_config", None)
+    ours = isinstance(quantization, dict) and quantization.get("quant_method") == QUANTIZED_BY
+    return quantization if ours else None
 
 
 def require_unquantized(name: str, config: PreTrainedConfig) -> None:
@@ -146,10 +146,10 @@ def require_whole(
     Raises:
         InputError: there are any; the message names them.
     """
-    shapes = [f"{one} {tuple(there)} for {tuple(here)}" for one, there, here in mismatched]
+    shapes = [f"{tensor} {tuple(there)} for {tuple(here)}" for tensor, there, here in mismatched]
     problems = [
-        f"{what}: {_few(names)}"
-        for what, names in (
+        f"{problem}: {_few(names)}"
+        for problem, names in (
             ("missing", missing),
             ("unexpected", unexpected),
             ("of another shape", shapes),

@@ -41,7 +41,7 @@ def write_asked(evaluation: RunDir, db: Path, tasks: Sequence[int]) -> None:
 
 
 def read_asked(evaluation: RunDir) -> Asked | None:
-    """What people were asked about; None if they were not.
+    """The pairs that people were asked about; None if they were not asked.
 
     Raises:
         InputError: the file is broken.
@@ -54,10 +54,10 @@ def read_asked(evaluation: RunDir) -> Asked | None:
 
 
 def num_asked(out: Path) -> int:
-    """How many pairs of all rounds of a loop people were asked about.
+    """The number of pairs, in all rounds of a loop, that people were asked about.
 
     Raises:
         InputError: a file is broken.
     """
-    asked = (read_asked(RunDir(file.parent)) for file in out.glob("round-*/evaluate/asked.json"))
-    return sum(one.pairs for one in asked if one is not None)
+    records = (read_asked(RunDir(file.parent)) for file in out.glob("round-*/evaluate/asked.json"))
+    return sum(asked.pairs for asked in records if asked is not None)

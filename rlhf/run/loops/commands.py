@@ -36,15 +36,15 @@ def with_last_seconds(run: RunDir, entries: Sequence[Mapping[str, Any]]) -> list
         run: of the loop.
         entries: of commands.json.
     """
-    found = [dict(one) for one in entries]
-    if found and found[-1]["exit_code"] is None:
-        last = found[-1]
+    copies = [dict(entry) for entry in entries]
+    if copies and copies[-1]["exit_code"] is None:
+        last = copies[-1]
         folder = run_folder(run, last["round"], last["stage"])
         began = datetime.fromisoformat(last["started_at"]).timestamp()
-        beats = [one.stat().st_mtime for one in folder.heartbeat.glob("rank-*.json")]
+        beats = [file.stat().st_mtime for file in folder.heartbeat.glob("rank-*.json")]
         if beats and max(beats) >= began:
             last["seconds"] = round(max(beats) - began, 1)
-    return found
+    return copies
 
 
 def run_folder(run: RunDir, number: int, stage: str) -> RunDir:
@@ -65,4 +65,4 @@ def seconds_on_devices(run: RunDir) -> float:
     also while a judge's endpoint answers. What others use is in their stage.json.
     """
     entries = with_last_seconds(run, read_commands(run))
-    return sum(float(one.get("seconds", 0)) for one in entries if one["stage"] in ON_DEVICES)
+    return sum(float(entry.get("seconds", 0)) for entry in entries if entry["stage"] in ON_DEVICES)

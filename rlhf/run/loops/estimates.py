@@ -58,13 +58,15 @@ def estimate(run: RunDir, usual_left: float | None) -> Estimate:
 
 
 def usual_seconds(entries: Sequence[Mapping[str, Any]], stage: str) -> float | None:
-    """How long a stage took when it last succeeded; None if it never did.
+    """The seconds that a stage took when it last succeeded; None if it never did.
 
     Args:
         entries: of commands.json.
         stage: its command.
     """
-    took = [one["seconds"] for one in entries if one["stage"] == stage and one["exit_code"] == 0]
+    took = [
+        entry["seconds"] for entry in entries if entry["stage"] == stage and entry["exit_code"] == 0
+    ]
     return took[-1] if took else None
 
 
@@ -74,7 +76,7 @@ def seconds_since(started_at: str) -> float:
 
 
 def left_of(usual: float | None, seconds: float) -> float | None:
-    """What is left of a usual time; None if that is unknown or used up."""
+    """The rest of a usual time; None if that is unknown or used up."""
     return None if usual is None or seconds > usual else usual - seconds
 
 
@@ -89,7 +91,7 @@ def estimate_in_round(run: RunDir) -> Estimate:
         return estimate(run, None)
     entries = read_commands(RunDir(folder.parent.parent))
     names = [name for name, its in FOLDERS.items() if its == folder.name]
-    own = [one for one in entries if one["stage"] in names]
+    own = [entry for entry in entries if entry["stage"] in names]
     is_own = own and f"round-{own[-1]['round']}" == folder.parent.name
     if not is_own or own[-1]["exit_code"] is not None:
         return estimate(run, None)

@@ -87,13 +87,13 @@ def read_promotions(out: Path) -> list[Promotion]:
     if not file.is_file():
         return []
     entries = read_document(file, {"history": list})["history"]
-    found = []
+    promotions = []
     for entry in entries:
         if not isinstance(entry, dict):
             raise InputError(f"{file} has {str(entry)[:80]!r} in its history", REMEDY)
         require_kinds(entry, KINDS, str(file))
-        found.append(Promotion(**{name: entry[name] for name in KINDS}))
-    return found
+        promotions.append(Promotion(**{name: entry[name] for name in KINDS}))
+    return promotions
 
 
 def promoted_round(history: Sequence[Promotion]) -> int | None:
@@ -110,11 +110,11 @@ def round_before(history: Sequence[Promotion]) -> int | None:
 def _standing(history: Sequence[Promotion]) -> list[int]:
     """The promoted rounds that were not rolled back, the newest last."""
     stack: list[int] = []
-    for one in history:
-        if one.rolled_back:
+    for promotion in history:
+        if promotion.rolled_back:
             stack.pop()
-        elif one.round is not None:
-            stack.append(one.round)
+        elif promotion.round is not None:
+            stack.append(promotion.round)
     return stack
 
 

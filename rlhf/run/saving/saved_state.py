@@ -94,17 +94,17 @@ class _DataReader(FileSystemReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """The list of saved tensors, which must all be in files of this folder."""
         with (Path(self.path) / METADATA).open("rb") as stream:
-            found = _DataUnpickler(stream).load()
-        if not isinstance(found, Metadata):
+            listing = _DataUnpickler(stream).load()
+        if not isinstance(listing, Metadata):
             raise pickle.UnpicklingError(f"its {METADATA} is not a list of tensors")
-        for place in found.storage_data.values():
-            if Path(place.relative_path).name != place.relative_path:
+        for storage in listing.storage_data.values():
+            if Path(storage.relative_path).name != storage.relative_path:
                 raise pickle.UnpicklingError(
-                    f"it names the file {place.relative_path} outside itself"
+                    f"it names the file {storage.relative_path} outside itself"
                 )
-        found.storage_meta = found.storage_meta or StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+        listing.storage_meta = listing.storage_meta or StorageMeta()
+        listing.storage_meta.load_id = self.load_id
+        return listing
 
 
 @final

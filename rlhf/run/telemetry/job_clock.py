@@ -70,6 +70,6 @@ def seconds_until_last_heartbeat(
     seconds = float(content.get("device_seconds") or 0.0)
     if content.get("status") == "running":
         began = file.stat().st_mtime
-        beats = [one.stat().st_mtime for one in heartbeats]
+        beats = [heartbeat.stat().st_mtime for heartbeat in heartbeats]
         seconds += (max([began, *beats]) - began) * int(content.get("processes", 1))
     return seconds

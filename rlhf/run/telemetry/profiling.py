@@ -75,8 +75,10 @@ class _Recorder:
         self._close_phase()
         if self._profile is None:
             if len(self._seen) < FIRST_STEP:
-                words = f"--profile: fewer than {FIRST_STEP} steps were taken, none was profiled\n"
-                sys.stderr.write(words)
+                message = (
+                    f"--profile: fewer than {FIRST_STEP} steps were taken, none was profiled\n"
+                )
+                sys.stderr.write(message)
             return
         self._profile.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -84,9 +86,9 @@ class _Recorder:
         self._profile.export_chrome_trace(str(self._folder / f"trace-rank-{number:05d}.json.gz"))
         self._profile = None
         if self._accelerator.is_main_process:
-            found = self._phases()
-            write_json(self._folder / "phases.json", found)
-            Console(stderr=True, highlight=False).print(_table(found))
+            phases = self._phases()
+            write_json(self._folder / "phases.json", phases)
+            Console(stderr=True, highlight=False).print(_table(phases))
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -121,7 +123,12 @@ class _Recorder:
 
 def _table(phases: list[dict[str, Any]]) -> Table:
     table = Table("phase", "times", "seconds", "share", box=None, pad_edge=False)
-    for one in phases:
-        row = one["phase"], str(one["times"]), f"{one['seconds']:.2f}", f"{one['share']:.0%}"
+    for phase in phases:
+        row = (
+            phase["phase"],
+            str(phase["times"]),
+            f"{phase['seconds']:.2f}",
+            f"{phase['share']:.0%}",
+        )
         table.add_row(*row)
     return table

@@ -34,20 +34,20 @@ class ProgressCount:
     is_stage: bool
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], place: str) -> "ProgressCount":
-        """What a heartbeat has of it.
+    def of(cls, content: Mapping[str, Any], location: str) -> "ProgressCount":
+        """Read the count in a heartbeat.
 
         Raises:
             InputError: names the place, and a value that cannot be.
         """
-        require_kinds(content, KINDS, place)
+        require_kinds(content, KINDS, location)
         numbers = {name: content[name] for name in ("done", "total", "seconds_left", "at")}
         for name, value in numbers.items():
             if not (is_finite_number(value) or (name == "seconds_left" and value is None)):
-                raise InputError(f"{place} has {name!r} as {str(value)[:80]!r}", REMEDY)
+                raise InputError(f"{location} has {name!r} as {str(value)[:80]!r}", REMEDY)
         if not 0 <= numbers["done"] <= numbers["total"] <= MOST:
             counted = f"{numbers['done']} of {numbers['total']}"
-            raise InputError(f"{place} counts {counted[:80]}", REMEDY)
+            raise InputError(f"{location} counts {counted[:80]}", REMEDY)
         return cls(title=content["title"], is_stage=content["is_stage"], **numbers)
 
     @property

@@ -37,26 +37,26 @@ def tracking(accelerator: Accelerator, track: Tracker, out: Path, settings: Any)
             f"--track {track} needs the package {track}, which is not installed",
             f"pip install {track}, or leave --track out: metrics.jsonl has the same numbers.",
         )
-    places = {}
+    environment = {}
     if (
         track == "mlflow" and "MLFLOW_TRACKING_URI" not in os.environ
     ):  # without a server: files in the run folder
-        places["MLFLOW_TRACKING_URI"] = folder.resolve().as_uri()
-        places["MLFLOW_ALLOW_FILE_STORE"] = "true"
+        environment["MLFLOW_TRACKING_URI"] = folder.resolve().as_uri()
+        environment["MLFLOW_ALLOW_FILE_STORE"] = "true"
     accelerator.project_configuration.set_directories(str(folder))
     name = "-".join(out.resolve().parts[-2:])
-    with patch_environment(**places):  # each member of an ensemble has its own files
+    with patch_environment(**environment):  # each member of an ensemble has its own files
         accelerator.init_trackers(name, config=flat(to_plain(without_secrets(settings))))
         try:
             yield
         finally:
-            for one in accelerator.trackers:
-                one.finish()
+            for tracker in accelerator.trackers:
+                tracker.finish()
             accelerator.trackers.clear()
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
     """Nested settings as dotted names, with values that every tracker takes."""
     plain = bool | int | float | str
-    found = flatten(values).items()
-    return {name: value if isinstance(value, plain) else str(value) for name, value in found}
+    flattened = flatten(values).items()
+    return {name: value if isinstance(value, plain) else str(value) for name, value in flattened}

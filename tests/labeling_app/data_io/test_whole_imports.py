@@ -246,7 +246,7 @@ def full_disk_before_tasks(store) -> int:
         id="g", prompt_id=seen, annotator="eve", kind="human", tiers=((responses[0],),)
     )
     check = unfinished.Check(
-        place="in.jsonl:7", answer=answer, responses=responses, purpose="gold", explanation=""
+        location="in.jsonl:7", answer=answer, responses=responses, purpose="gold", explanation=""
     )
     db = store.connections.db
     [most] = db.execute("PRAGMA max_page_count").fetchone()

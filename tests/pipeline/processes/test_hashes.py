@@ -146,7 +146,7 @@ def test_evaluate_hashes_each_model_once(made, tmp_path: Path, monkeypatch) -> N
         return plain(path)
 
     monkeypatch.setattr(fingerprints, "file_hash", note)
-    monkeypatch.setattr(fingerprints, "_found", {})
+    monkeypatch.setattr(fingerprints, "_digests", {})
     words = [
         *("evaluate", "--policy", str(made.model), "--reference", str(made.reference)),
         *("--reward", str(made.reward), "--out", str(tmp_path / "out"), "--precision", "fp32"),

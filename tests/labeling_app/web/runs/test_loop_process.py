@@ -204,7 +204,7 @@ def test_what_the_loop_only_suggests_may_be_opened(tmp_path: Path) -> None:
 
 
 def test_presses_at_once_start_one_loop_which_outlives_the_server(process: LoopProcess) -> None:
-    assert status_of(process).words == "Not started yet."
+    assert status_of(process).sentence == "Not started yet."
     process.file.path.with_name("prompts.jsonl").unlink()  # the first stage will fail
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(lambda _: send(process, "start"), range(8))) == {""}
@@ -221,7 +221,9 @@ def test_presses_at_once_start_one_loop_which_outlives_the_server(process: LoopP
     assert process.exit_code == 2
     status = status_of(process)
     assert (status.name, status.may_start) == ("failed", "Resume")
-    assert status.words == "Failed: StageFailedError: rlhf import of round 0 ended with exit code 2"
+    assert (
+        status.sentence == "Failed: StageFailedError: rlhf import of round 0 ended with exit code 2"
+    )
     with locked(process.file.out, ""):  # somebody has started it again, in a shell
         assert process.exit_code is None
     assert process.exit_code is None  # that loop's end is not known here
@@ -315,7 +317,7 @@ def test_the_remedy_of_an_error_is_shown(process: LoopProcess) -> None:
         process.file.out, "m", status="failed", error="InputError: No prompts\n  Upload some."
     )
     status = status_of(process)
-    assert (status.words, status.advice) == ("Failed: InputError: No prompts", "Upload some.")
+    assert (status.sentence, status.advice) == ("Failed: InputError: No prompts", "Upload some.")
 
 
 def test_promotions_name_the_lead(process: LoopProcess) -> None:

@@ -198,9 +198,9 @@ def test_the_points_of_the_picture() -> None:
     height = picture.HEIGHT - picture.TOP - picture.BOTTOM
     assert (first.series, first.y) == ("original", picture.TOP + height / 4)
     assert (first.low, first.high) == (picture.TOP + height / 2, picture.TOP)
-    assert first.words == "round 0 wins 75 % against the original, interval 50–100 %"
-    assert (second.low, second.words) == (None, "round 1 wins 25 % against the original")
-    assert third.words.startswith("round 1 wins 75 % against the policy before")
+    assert first.label == "round 0 wins 75 % against the original, interval 50–100 %"
+    assert (second.low, second.label) == (None, "round 1 wins 25 % against the original")
+    assert third.label.startswith("round 1 wins 75 % against the policy before")
     width = picture.WIDTH - picture.LEFT - picture.RIGHT
     assert first.x == picture.LEFT + width / 4 - picture.APART
     assert third.x == picture.LEFT + 3 * width / 4 + picture.APART

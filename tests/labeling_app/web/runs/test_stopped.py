@@ -99,7 +99,7 @@ def test_then_it_says_why_it_stopped(tmp_path: Path) -> None:
     assert no_gain is not None
     assert why(rounds(GAIN, EVEN), no_gain) == (
         "The loop has stopped because this round is not a proven gain (stop_without_gain).",
-        no_gain.words,
+        no_gain.sentence,
     )
     votes = "Round 1: wins … Another round can start."
     assert why(rounds(GAIN, GAIN), Stop(votes, None)) == (

@@ -101,7 +101,7 @@ def test_words_of_launch_stand_before_the_command_and_no_shell_reads_them(
     assert run_stage(run, here, [str(launcher), "$HOME; ls"])
     first, program, module, cli, *words = (tmp_path / "words").read_text().splitlines()
     assert (first, program) == ("$HOME; ls", sys.executable)
-    assert (module, cli, words) == ("-m", "rlhf.cli", here.words)
+    assert (module, cli, words) == ("-m", "rlhf.cli", here.arguments)
     assert [entry["exit_code"] for entry in read_commands(run)] == [0]
     assert f"Round 0: '{launcher}' '$HOME; ls' rlhf import {prompts}" in capfd.readouterr().err
 

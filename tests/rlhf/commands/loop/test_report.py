@@ -99,7 +99,7 @@ def test_the_loop_says_with_figures_why_it_stops_and_which_setting_stops_it() ->
     assert reason_to_stop(rounds(WINS, EVEN), 2, without_gain=False) == done
     few = reason_to_stop(rounds({**EVEN, "low": None, "high": None}), 3, without_gain=True)
     assert few is not None
-    assert "wins 54 % (too few prompts for an interval), sign" in few.words
+    assert "wins 54 % (too few prompts for an interval), sign" in few.sentence
 
 
 def test_the_table_at_the_end() -> None:
