@@ -283,7 +283,7 @@ def features(model: PreTrainedModel, sequences: Sequences) -> Float[Tensor, "B R
 
 
 def by_response(values: Float[Tensor, "N C"], sequences: Sequences) -> Float[Tensor, "B R C"]:
-    """What the output layer reads or returns, by response token.
+    """Values that the output layer reads or returns, by response token.
 
     Args:
         values: a row for each position that it reads: of padded rows all B · R, of a packed row
@@ -301,7 +301,7 @@ def by_response(values: Float[Tensor, "N C"], sequences: Sequences) -> Float[Ten
 
 
 def _token_indices(sequences: Sequences) -> Int[Tensor, " N"]:
-    """The places of the response tokens among all B · R, without waiting for a device."""
+    """The indices of the response tokens among all B · R, without waiting for a device."""
     indices = sequences.on_host.responses.mask.flatten().nonzero().squeeze(1)
     return send(indices, sequences.responses.ids.device)
 
@@ -313,7 +313,7 @@ class _Wanted:
     Attributes:
         inputs: arguments of the model.
         kept: the positions, of every padded row or of one packed row.
-        tokens: of a packed row, the places of its N response tokens among all B · R; None: of
+        tokens: of a packed row, the indices of its N response tokens among all B · R; None: of
             padded rows, where padding has logits, too.
     """
 

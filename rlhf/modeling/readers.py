@@ -56,7 +56,7 @@ def require_described_kwargs(description: dict[str, str], location: str) -> None
     """Refuse a model's description whose --chat-template-kwargs are not a JSON object.
 
     Raises:
-        InputError: names the place and the value.
+        InputError: names the location and the value.
     """
     text = description.get(TEMPLATE_KWARGS, "{}")
     try:

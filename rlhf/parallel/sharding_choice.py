@@ -82,10 +82,12 @@ def _require_added_up(sharding: Sharding, settings: GroupSettings) -> None:
             "Add --processes N, or leave it out.",
         )
     if sharding.zero_stage or sharding.is_tensor_parallel:
-        other = f"--sharding {sharding.strategy}"
+        other_flag = f"--sharding {sharding.strategy}"
         if sharding.is_tensor_parallel:
-            other = f"--parallel.tensor-parallel {sharding.tensor_parallel}"
-        raise ConfigError(f"{flag} cannot be combined with {other}", "Use --sharding ddp or fsdp.")
+            other_flag = f"--parallel.tensor-parallel {sharding.tensor_parallel}"
+        raise ConfigError(
+            f"{flag} cannot be combined with {other_flag}", "Use --sharding ddp or fsdp."
+        )
     if sharding.strategy != "fsdp" and getattr(settings, "precision", None) == "bf16-weights":
         raise ConfigError(
             f"{flag} has no effect with --precision bf16-weights and --sharding "

@@ -90,7 +90,7 @@ def require_kinds(value: Mapping[str, Any], kinds: Kinds, location: str) -> None
     """Refuse an object with values of other types; keys may be absent.
 
     Raises:
-        InputError: names the place, the key and the value.
+        InputError: names the location, the key and the value.
     """
     for key, kind in kinds.items():
         if key in value and not isinstance(value[key], kind):

@@ -56,9 +56,8 @@ class ParquetRows(Sequence[Row], Generic[Row]):
         begin = self._ends[number - 1] if number else 0
         group_ends = self._group_ends(number)
         group = bisect_right(group_ends, position - begin)
-        return self._group(number, group)[
-            position - begin - group_ends[group]
-        ]  # counted from its end
+        # negative: counted from the group's end
+        return self._group(number, group)[position - begin - group_ends[group]]
 
     def check(self, file: Path) -> None:
         """Check a file, unless it was checked before; raises what `require_valid` raises."""

@@ -92,7 +92,7 @@ def pack_prompts(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: 
 
 
 def response_positions(layout: Segments) -> Iterator[list[int]]:
-    """For every response, the places of its prompt's tokens and its own in the packed row."""
+    """For every response, the positions of its prompt's tokens and its own in the packed row."""
     start = 0
     for segment in layout:
         prompt = range(start, start + segment.prompt)

@@ -38,7 +38,7 @@ class ProgressCount:
         """Read the count in a heartbeat.
 
         Raises:
-            InputError: names the place, and a value that cannot be.
+            InputError: names the location, and a value that cannot be.
         """
         require_kinds(content, KINDS, location)
         numbers = {name: content[name] for name in ("done", "total", "seconds_left", "at")}
