@@ -86,7 +86,7 @@ class _Watch:
         self.listeners: list[Callable[[str, int], None]] = []
 
 
-_watch = _Watch()
+_watch, _writing = _Watch(), threading.RLock()
 
 
 def beat(phase: str | None = None, step: int | None = None) -> None:
@@ -391,7 +391,8 @@ def describe_stall(
 
 
 def _write(folder: Path, heartbeat: Heartbeat) -> None:
-    write_json(_file(folder, heartbeat.rank), asdict(heartbeat))
+    with _writing:  # two threads do: the newest state has the last word
+        write_json(_file(folder, heartbeat.rank), asdict(heartbeat))
 
 
 def _file(folder: Path, of_rank: int) -> Path:

@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -108,7 +109,8 @@ class Command:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the program has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # just ended: its exit code is still on the way
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL."""

@@ -1,10 +1,12 @@
 import json
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from rlhf.records.jsonl import write_json
+from rlhf.run import watchdog
 from rlhf.run.watchdog import (
     Heartbeat,
     beat,
@@ -255,6 +257,31 @@ def test_beats_are_counted_and_written_when_the_phase_changes(tmp_path: Path) ->
         3,
         4,
     )
+
+
+def test_the_watching_thread_writes_no_older_heartbeat_over_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, written = threading.Event(), threading.Event()
+
+    def write_slowly(path: Path, content: dict) -> None:
+        in_thread = threading.current_thread() is not threading.main_thread()
+        if in_thread:
+            writes.set()
+            time.sleep(0.1)
+        write_json(path, content)
+        if in_thread:
+            written.set()
+
+    monkeypatch.setattr(watchdog, "write_json", write_slowly)
+    with watching(tmp_path, 10, lambda error: None):
+        beat("sampling", 2)
+        written.clear()
+        writes.clear()
+        assert writes.wait(60)
+        beat("updating", 2)
+        assert written.wait(60)
+        assert json.loads((tmp_path / "rank-00000.json").read_text())["phase"] == "updating"
 
 
 def test_work_that_goes_on_is_left_alone(tmp_path: Path) -> None:

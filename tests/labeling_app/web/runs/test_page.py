@@ -27,13 +27,13 @@ def test_a_round_says_how_long_it_takes_only_while_it_runs() -> None:
     half = StageView(name="ppo", status="not started", left_seconds=120.0)
     open_round = RoundView(number=1, stages=[half])
     left = "About 2 min left, if every stage takes as long as in the round before."
-    assert left_of(open_round, Status(name="running", words="")) == left
+    assert left_of(open_round, Status(name="running", sentence="")) == left
     for name in ("paused", "waiting", "running"):
-        assert left_of(open_round, Status(name=name, words="", waits_for="Paused.")) == "Paused."
+        assert left_of(open_round, Status(name=name, sentence="", waits_for="Paused.")) == "Paused."
     for name in ("pausing", "failed", "killed", "done"):
-        assert left_of(open_round, Status(name=name, words="")) == ""
+        assert left_of(open_round, Status(name=name, sentence="")) == ""
     done = RoundView(number=0, stages=[replace(half, status="done")])
-    assert left_of(done, Status(name="paused", words="", waits_for="Paused.")) == ""
+    assert left_of(done, Status(name="paused", sentence="", waits_for="Paused.")) == ""
 
 
 def test_who_promotes_without_a_gain_is_told_so() -> None:

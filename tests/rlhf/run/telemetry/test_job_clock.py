@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> RunDir:
 def test_the_jobs_of_a_stage_cost_what_they_cost_together(run: RunDir) -> None:
     assert device_seconds(run) == pytest.approx(30 + 10 + 2 * 100)
     assert cost_of(run, 15.0) == {
-        "device_hours": pytest.approx(0.066667),
+        "device_hours": pytest.approx(240 / 3600),
         "price_per_hour": 15.0,
         "price": pytest.approx(1.0),
         "annotator_hours": None,
