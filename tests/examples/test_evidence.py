@@ -238,3 +238,32 @@ def test_earlier_runs_with_peoples_labels_differ_by_what_their_page_says(
     assert {key: was[key] for key in same} == {key: config[key] for key in same}
     table = load(monkeypatch, "experiment").markdown(load(monkeypatch, "people").tabulate(result))
     assert table in PAGES
+
+
+def test_the_run_with_another_question_is_on_the_page_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = json.loads((FOLDERS["people"] / "results" / "people_told.json").read_text())
+    config = yaml.safe_load((FOLDERS["people"] / "people.yaml").read_text())
+    was = result["config"]
+    assert (was["question"], was["turns"]) == ("Tell me what happened. Begin with: {}", [])
+    settings = {key: value for key, value in config["ppo"].items() if not key.startswith("kl.")}
+    assert was["ppo"] == {**settings, **STORED, "steps": 16, "rewards.missing_eos_penalty": 1.0}
+    assert was["reference"] == {**config["reference"], "samples": 2}
+    other = ("question", "turns", "reference", "ppo", "steps", "seeds")
+    assert {key: was[key] for key in config if key not in other} == {
+        key: config[key] for key in config if key not in other
+    }
+    table = load(monkeypatch, "experiment").markdown(load(monkeypatch, "people").tabulate(result))
+    assert table in PAGES
+    template = result["runs"][0]["template"]["policy"]
+    share = f'{100 * template["share"]:.0f} % share one 4-gram ("{template["words"]}")'
+    page = " ".join(PAGES.split())
+    assert share in page
+    for sample in result["samples"]:
+        asked = sample["beginning"].removeprefix("Tell me what happened. Begin with: ")
+        cells = (asked, sample["original"], sample["policy"])
+        assert (
+            f"| {' | '.join(' '.join(c.replace('|', chr(92) + '|').split()) for c in cells)} |"
+            in page
+        )
