@@ -48,8 +48,8 @@ def read_pairs(data: str) -> dict[str, list[Config]]:
 def read_hub(name: str) -> list[Config]:
     """The pairs of a dataset with the columns `baseline`, the more pleasant, and `less_pleasant`.
 
-    `hendrycks/ethics` itself is a script, which `datasets` no longer runs, so what is read is the
-    hub's own conversion. A folder with the files of that branch does as well.
+    Reads the Parquet files that the hub makes of every dataset, as `hendrycks/ethics` itself is a
+    script, which `datasets` no longer runs. `name` may also be a folder with these files.
 
     Raises:
         InputError: the dataset cannot be read.
@@ -71,10 +71,10 @@ def read_hub(name: str) -> list[Config]:
 
 
 def with_splits(pairs: list[Config]) -> list[Config]:
-    """Pairs with a split each; two splits have no first sentence in common.
+    """Give each pair a split, so that no first sentence is in two of them.
 
-    Pairs that a chain of first sentences connects form a group, and the hash of a group's first one
-    decides: 45 % of the groups are A, 45 % B, 10 % held out.
+    Pairs with a common first sentence, also through other pairs, form a group. About 45 % of the
+    groups are A, 45 % B and 10 % held out, by the hash of the first of their sentences.
     """
     edges = [tuple(first_sentence(pair[kind]).lower() for kind in KINDS) for pair in pairs]
     split_of = {}
