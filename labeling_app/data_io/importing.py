@@ -13,6 +13,7 @@ from sqlite_utils import Database
 
 from labeling_app.data_io.fields import MAX_NAMES
 from labeling_app.data_io.formats import Defaults, Entry, read_entry
+from labeling_app.data_io.lines.other_tools import require_one_question
 from labeling_app.data_io.lines.stated import COLUMNS_EXAMPLE, EXAMPLES
 from labeling_app.data_io.reading import TABLES, Part, is_hub_name, read_rows
 from labeling_app.data_io.repeats import Repeats
@@ -278,7 +279,7 @@ def read_entries(
         BadLineError: a bad line, unless it is left out.
         InputError: the file cannot be read.
     """
-    repeats = Repeats()
+    repeats, questions = Repeats(), set[str]()
     for location, row, split in read_rows(path, part, progress):
         report.lines += 1
         with _named(location, on_error, report):
@@ -287,5 +288,8 @@ def read_entries(
             value = parse_line(row, location) if isinstance(row, str) else row
             with _in_columns(path):
                 entry = read_entry(value, replace(defaults, split=split) if split else defaults)
+            if entry.exported is not None:
+                questions.add(entry.exported.question)
+                require_one_question(questions)
             report.count_entry(entry)
             yield location, repeats.numbered(entry)

@@ -50,7 +50,9 @@ def _items(stream: TextIO, path: Path) -> Iterator[tuple[str, str]]:
         location = f"{path}: item {number}"
         at = _after_space(text, at)
         if text.startswith("]", at):
-            _require_end(path, text[at + 1 :] + stream.read(CHUNK))
+            if is_next and number > 1:
+                raise BadLineError(f"{path}: a comma before the end of the array", EXPORT_AGAIN)
+            _require_end(path, text[at + 1 :], stream)
             return
         if at < len(text) and not is_next:
             if text[at] != ",":
@@ -95,8 +97,10 @@ def _end_of_item(decoder: json.JSONDecoder, text: str, at: int, location: str) -
         ) from None
 
 
-def _require_end(path: Path, rest: str) -> None:
-    if rest.strip():
-        raise BadLineError(
-            f"{path}: text after the end of the array: {rest.strip()[:40]!r}", EXPORT_AGAIN
-        )
+def _require_end(path: Path, rest: str, stream: TextIO) -> None:
+    """Refuse anything but white space in `rest` and what the stream still holds."""
+    text = rest.strip()
+    while not text and (more := stream.read(CHUNK)):
+        text = more.strip()
+    if text:
+        raise BadLineError(f"{path}: text after the end of the array: {text[:40]!r}", EXPORT_AGAIN)

@@ -1,7 +1,7 @@
 """Error messages for command lines that cannot be parsed."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -163,7 +163,7 @@ def _missing(
     if unknown:
         return _unknown_flag(unknown[0], settings, see)
     name = error.argument.name
-    known_tokens = [token for token in tokens if token not in strays]
+    known_tokens = _without(tokens, strays)
     given = shlex.join(strays[:1]) or _value(name)
     flag = "" if error.argument.index is not None else f"{name} "
     others = [other for other in _not_given(tokens, settings) if other != name]
@@ -176,6 +176,17 @@ def _missing(
         f"{', '.join([first, *others[:-1]])} and {others[-1]} are" if others else f"{first} is"
     )
     return ConfigError(f"{problem} missing", f"Type: {' '.join(typed)}\n  {see}")
+
+
+def _without(tokens: Sequence[str], strays: Iterable[str]) -> list[str]:
+    """The tokens less the strays; of equal ones, that which follows no flag is the stray."""
+    rest = list(tokens)
+    for stray in strays:
+        indices = [index for index, token in enumerate(rest) if token == stray]
+        after_words = [index for index in indices if not rest[max(index - 1, 0)].startswith("--")]
+        for index in (after_words or indices)[:1]:
+            del rest[index]
+    return rest
 
 
 def _unused(stray: str, tokens: Sequence[str], see: str) -> ConfigError:

@@ -105,11 +105,12 @@ def require_agreement(accelerator: Accelerator, facts: dict[str, str]) -> None:
     everyone = gather_object([(socket.gethostname(), facts)])
     first = everyone[0][1]
     for number, (host, rank_facts) in enumerate(everyone):
-        for name, value in rank_facts.items():
-            if value != first.get(name):
+        for name in first | rank_facts:
+            here, there = rank_facts.get(name, "missing"), first.get(name, "missing")
+            if here != there:
                 raise MismatchError(
-                    f"The processes differ: {name} is {value} on rank {number} ({host}) and "
-                    f"{first.get(name)} on rank 0 ({everyone[0][0]})",
+                    f"The processes differ: {name} is {here} on rank {number} ({host}) and "
+                    f"{there} on rank 0 ({everyone[0][0]})",
                     "Install the same packages and give the same files on every machine.",
                 )
 

@@ -50,7 +50,9 @@ class Judged:
     texts: tuple[str, ...]
     judgments: tuple[Judgment, ...]
     read: tuple[str, ...]
-    """The fields of the prompt and the responses."""
+    """The fields of the prompt and the responses, and the question below."""
+    question: str = ""
+    """The question, or control, whose answers are the judgments; empty without judgments."""
     ignored: tuple[str, ...] = ()
     """Fields, questions and other parts that hold something and were not read."""
     num_unfinished: int = 0
@@ -125,7 +127,7 @@ def _read_record(
         name: list(_judgments(question_answers, names))
         for name, question_answers in submitted.items()
     }
-    _require_one_question(name for name, given in of_questions.items() if given)
+    question = require_one_question(name for name, given in of_questions.items() if given)
     judgments = [judgment for given in of_questions.values() for judgment in given]
     if any(submitted.values()) and not judgments:
         raise InputError(
@@ -142,23 +144,30 @@ def _read_record(
         prompt=fields[prompt],
         texts=tuple(str(fields[name]) for name in names),
         judgments=tuple(judgments),
-        read=(prompt, *names),
+        read=(prompt, *names, *filter(None, [question])),
+        question=question,
         ignored=(*_unread(fields, (prompt, *names)), *unread, *_unread(others, ())),
         num_unfinished=sum(map(len, answers.values())) - sum(map(len, submitted.values())),
     )
 
 
-def _require_one_question(judging: Iterable[str]) -> None:
-    """Refuse several questions about the responses: only one can be a person's preference.
+def require_one_question(judging: Iterable[str]) -> str:
+    """Return the only question about the responses, or "" if there is none.
 
-    Records in which the same people answered only one of them would be read wrongly, too.
+    Only one question can be a person's preference: "which is worst?" has the same answers. A record
+    in which people answered one of two shows nothing; that its file holds both, others may show.
+
+    Raises:
+        MisreadError: there are several.
     """
-    names = sorted(set(judging))
+    names = sorted(set(judging) - {""})
     if len(names) > 1:
         raise MisreadError(
             f"{len(names)} questions name the responses: {', '.join(names)}",
-            "Keep the one that asks which response is better, and remove the others.",
+            "Keep the one that asks which response is better, and remove the others. If all of "
+            "them ask it, give them the same name.",
         )
+    return names[0] if names else ""
 
 
 def _judgments(answers: Sequence[JsonObject], names: Sequence[str]) -> Iterator[Judgment]:
@@ -238,7 +247,7 @@ def _read_task(value: JsonObject) -> Judged:
         for annotation in finished
         for result in _objects(annotation.get("result") or [], "result")
     ]
-    _require_one_question(
+    question = require_one_question(
         str(result.get("from_name", "")) for result in results if result.get("type") in JUDGMENTS
     )
     return Judged(
@@ -247,7 +256,8 @@ def _read_task(value: JsonObject) -> Judged:
         judgments=tuple(
             judgment for annotation in finished for judgment in _results(annotation, names)
         ),
-        read=read,
+        read=(*read, *filter(None, [question])),
+        question=question,
         ignored=(*_unread(data, read), *_other_controls(finished), *_unread(others, ())),
         num_unfinished=len(annotations) - len(finished),
     )

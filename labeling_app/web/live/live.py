@@ -124,7 +124,7 @@ class Live:
     ) -> None:
         self.store = store
         self.note = note
-        self._notes: dict[str, list[str]] = {}
+        self._notes: dict[str, tuple[str, list[str]]] = {}  # of each annotator's last question
         self.models = models
         self.num_responses = num_responses
         self.has_sign_in = has_sign_in
@@ -178,10 +178,12 @@ class Live:
         payload = turn_payload(turn, endings)
         if self.note is None or not turn.rankings:
             return payload
-        if turn.id not in self._notes:
+        noted_turn, notes = self._notes.get(turn.annotator, ("", []))
+        if noted_turn != turn.id:
             responses = {r.id: r for r in self.store.responses(turn.prompt.id)}
-            self._notes[turn.id] = self.note(turn.prompt, [responses[i] for i in turn.shown_order])
-        return payload | {"notes": self._notes[turn.id]}
+            notes = self.note(turn.prompt, [responses[i] for i in turn.shown_order])
+            self._notes[turn.annotator] = turn.id, notes
+        return payload | {"notes": notes}
 
     # ------------------------------------------------------------------ asking
 

@@ -1,3 +1,5 @@
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from tests.servers.commands import run_group
 from tests.settings import changed, reward_settings
 
 DIFFER = """
+import json
 import sys
 from rlhf.parallel.distributed import start
 from rlhf.errors import MismatchError
@@ -26,23 +29,38 @@ from rlhf.ranks import exit_process
 accelerator = start("fp32", 0)
 rank = accelerator.process_index
 try:
-    require_agreement(accelerator, {"input model": "abc" if rank == 0 else "xyz", "same": "1"})
+    require_agreement(accelerator, json.loads(sys.argv[2])[rank])
 except MismatchError as error:
     open(f"{sys.argv[1]}/error-{rank}", "w").write(str(error))
     exit_process(error.exit_code)
 """
 
 
-def test_processes_with_different_inputs_are_refused_with_the_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("facts", "problem"),
+    [
+        (
+            [{"input model": "abc", "same": "1"}, {"input model": "xyz", "same": "1"}],
+            r"input model is xyz on rank 1 \(.+\) and abc on rank 0 \(.+\)",
+        ),
+        (
+            [{"same": "1", "peft": "0.18"}, {"same": "1"}],
+            r"peft is missing on rank 1 \(.+\) and 0.18 on rank 0 \(.+\)",
+        ),
+    ],
+)
+def test_processes_with_different_inputs_are_refused_with_the_rank(
+    facts: list[dict[str, str]], problem: str, tmp_path: Path
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(DIFFER, encoding="utf-8")
-    assert run_group(2, program, tmp_path).returncode == 2
+    assert run_group(2, program, tmp_path, json.dumps(facts)).returncode == 2
     for rank in (0, 1):
         message = (tmp_path / f"error-{rank}").read_text(encoding="utf-8")
-        assert message.startswith("The processes differ: input model is xyz on rank 1 (")
-        assert ") and abc on rank 0 (" in message
-        assert message.endswith(
-            "Install the same packages and give the same files on every machine."
+        assert re.fullmatch(
+            f"The processes differ: {problem}\n  Install the same packages and give the same "
+            r"files on every machine\.",
+            message,
         )
 
 

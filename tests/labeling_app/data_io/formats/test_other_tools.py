@@ -238,8 +238,8 @@ def test_an_array_is_imported_with_annotators_and_times(
     assert "Imported 2 rankings of 1 prompt" in said
     assert (
         "Fields that were read: answer1 (1 line), answer2 (1 line), items (1 line), "
-        "prompt (1 line), question (1 line). Annotators: ann@example.org (1 judgment), "
-        "label-studio-4 (1 judgment). Drafts, discarded and skipped answers left out: 1."
+        "prompt (1 line), pw (1 line), question (1 line). Annotators: ann@example.org (1 "
+        "judgment), label-studio-4 (1 judgment). Drafts, discarded and skipped answers left out: 1."
     ) in said
     with Store(db) as store:
         query = "SELECT annotator, created_at, duration_ms FROM rankings ORDER BY seq"
@@ -276,6 +276,8 @@ BROKEN = {
     '[{"a": 1} {"b": 2}]': "item 2: a comma is missing",
     '[{"a": 1}, 3]': "item 2 is not an object: '3]'",
     '[{"a": 1}] {"b": 2}': "text after the end",
+    f'[{{"a": 1}}] {" " * 2**21} {{"b": 2}}': "text after the end",
+    '[{"a": 1},]': "a comma before the end",
     '[{"a": tru}]': "item 1 is cut off or not valid JSON",
     f'[{{"a": {"1" * 5000}}}]': "item 1: an integer of more than 4300 digits",
 }
