@@ -1,8 +1,8 @@
 """`rlhf evaluate`: is the policy better than what the original model said to the same prompts?
 
-The answers y* are sampled now, with the settings that the stored originals y0 were sampled with;
+The responses y* are sampled now, with the settings that the stored originals y0 were sampled with;
 every y* meets every y0 of its prompt, a tie counting half. Another model may answer the same
-prompts and be compared with the policy too. Intervals resample prompts, because answers to one
+prompts and be compared with the policy too. Intervals resample prompts, because responses to one
 prompt resemble each other.
 """
 
@@ -28,20 +28,20 @@ from policies.evaluate.measures.likelihood import (
 from policies.evaluate.measures.statistics import compare
 from policies.evaluate.report import ReportSample, headline, write_report
 from policies.evaluate.responses import (
-    Answering,
     ModelResponses,
+    SamplingSetup,
     as_records,
     read_sampled,
-    sample_answers,
+    reference_responses,
+    sample_responses,
     sample_rival,
-    stored_answers,
 )
 from policies.evaluate.settings import EvaluateSettings
 from policies.evaluate.summary import (
     best_of_n_curve,
     describe_student,
     length_groups,
-    measure_answers,
+    measure_responses,
     win_rates,
     win_rates_within,
 )
@@ -74,7 +74,7 @@ from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status, watc
 Scores = dict[str, dict[str, Float[ndarray, "P N"]]]
 Wins = dict[str, Float[ndarray, " P"]]
 
-RIVAL_SEED_STRIDE = 1  # a rival that is the policy itself must not repeat its answers
+RIVAL_SEED_STRIDE = 1  # a rival that is the policy itself must not repeat its responses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ def evaluate_policy(
         read = LikelihoodInputs(
             store=comparison.store,
             groups=comparison.groups,
-            answers={name: of.token_ids for name, of in by_model.items() if name != "reference"},
+            responses={name: of.token_ids for name, of in by_model.items() if name != "reference"},
             texts=texts,
             batch_size=settings.batch_size,
             seed=settings.seed,
@@ -171,7 +171,7 @@ def evaluate_policy(
 
 
 def prepare(settings: EvaluateSettings) -> Comparison:
-    """Read and check the inputs, and the judge before answers are sampled; no weights yet.
+    """Read and check the inputs, and the judge before responses are sampled; no weights yet.
 
     Raises:
         InputError: one is missing or unfinished, or belongs to another model; or the judge's server
@@ -218,21 +218,21 @@ def answer(
     comparison: Comparison,
     file: Path,
 ) -> dict[str, ModelResponses]:
-    """The stored answers, the policy's, and the rival's if there is one.
+    """The stored responses, the policy's, and the rival's if there is one.
 
     They are sampled once and saved to `file`, which a resumed evaluation reads.
     """
     settings = comparison.settings
-    stored = {"reference": stored_answers(comparison.groups, comparison.store)}
+    stored = {"reference": reference_responses(comparison.groups, comparison.store)}
     if file.is_file():
         has_rival = comparison.rival is not None
         return stored | read_sampled(file, settings.samples, has_rival=has_rival)
-    setup = Answering(
+    setup = SamplingSetup(
         engine=settings.engine, samples=settings.samples, batch_size=settings.batch_size
     )
     sampling = replace(comparison.store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in comparison.groups]
-    policy = sample_answers(accelerator, tokenizer, comparison.policy, encoded, sampling, setup)
+    policy = sample_responses(accelerator, tokenizer, comparison.policy, encoded, sampling, setup)
     by_model = stored | {"policy": policy}
     if comparison.rival:
         sampling = replace(sampling, seed=settings.seed + RIVAL_SEED_STRIDE)
@@ -250,7 +250,7 @@ def score(
     by_model: Mapping[str, ModelResponses],
     comparison: Comparison,
 ) -> Scores:
-    """Score every answer with the reward and the gold judge, one after the other in memory."""
+    """Score every response with the reward and the gold judge, one after the other in memory."""
     scores = {"reward": _by_reward(accelerator, tokenizer, by_model, comparison)}
     if comparison.gold is not None:
         given = described_kwargs(comparison.policy)
@@ -350,7 +350,7 @@ def summarize(
         "win_rate_by_source": win_rates_within(first, sources, sorted(set(sources)), seed),
         "win_rate_by_length": win_rates_within(first, groups, by_length, seed),
         "best_of_n": best_of_n_curve(scores),
-        **measure_answers(
+        **measure_responses(
             by_model, scores, [prompt.messages[-1].content for prompt in comparison.prompts]
         ),
     }
@@ -363,7 +363,7 @@ def summarize(
 def report_samples(
     prompts: Sequence[Prompt], by_model: Mapping[str, ModelResponses], scores: Scores, wins: Wins
 ) -> list[ReportSample]:
-    """Every model's first answer to every prompt, and what the judges say of them."""
+    """Every model's first response to every prompt, and what the judges say of them."""
 
     def verdict(row: int) -> dict[str, float]:
         return {"policy": float(wins["ai"][row]), "reference": 1 - float(wins["ai"][row])}

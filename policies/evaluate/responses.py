@@ -1,6 +1,6 @@
-"""The answers that an evaluation compares: stored ones, and ones sampled now.
+"""The responses that an evaluation compares: stored ones, and ones sampled now.
 
-Letters: P prompts, N answers of one model to each.
+Letters: P prompts, N responses of one model to each.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from rlhf.run.metrics import progress
 
 @dataclass(frozen=True)
 class ModelResponses:
-    """One model and its answers to all prompts.
+    """One model and its responses to all prompts.
 
     Args:
         model: path, hash and tokenizer fingerprint, as `describe_model` gives them.
@@ -46,11 +46,11 @@ class ModelResponses:
 
     @property
     def token_ids(self) -> list[list[list[int]]]:
-        """(P, N) the token ids of every answer."""
+        """(P, N) the token ids of every response."""
         return [[sample.token_ids for sample in row] for row in self.samples]
 
     def responses(self, prompts: Sequence[Prompt]) -> list[list[Response]]:
-        """The answers as records, which know the model that gave them."""
+        """The responses as records, which know the model that gave them."""
         return [
             [
                 as_response(prompt, index, sample, text, self.model, self.sampling)
@@ -60,7 +60,7 @@ class ModelResponses:
         ]
 
 
-def stored_answers(
+def reference_responses(
     groups: Sequence[tuple[ReferenceRow, ...]], store: ReferenceStore
 ) -> ModelResponses:
     """The reference outputs of each prompt."""
@@ -73,23 +73,23 @@ def stored_answers(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answering:
-    """How a model answers: by which engine, how often, and how many sequences at once."""
+class SamplingSetup:
+    """How a model is sampled: by which engine, how often per prompt, and in what batches."""
 
     engine: Engine
     samples: int
     batch_size: int
 
 
-def sample_answers(
+def sample_responses(
     accelerator: Accelerator,
     tokenizer: PreTrainedTokenizerBase,
     description: dict[str, str],
     prompts: Sequence[list[int]],
     sampling: Sampling,
-    setup: Answering,
+    setup: SamplingSetup,
 ) -> ModelResponses:
-    """Load a model and sample several answers to every prompt, given as token ids."""
+    """Load a model and sample several responses to every prompt, given as token ids."""
     repeated = [ids for ids in prompts for _ in range(setup.samples)]
     longest = max(map(len, prompts)) + sampling.max_new_tokens
     path, size = description["path"], setup.batch_size
@@ -111,16 +111,16 @@ def sample_rival(
     prompts: Sequence[Prompt],
     policy_tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
-    setup: Answering,
+    setup: SamplingSetup,
 ) -> ModelResponses:
-    """Load another model with its own tokenizer and sample answers to the same prompts.
+    """Load another model with its own tokenizer and sample responses to the same prompts.
 
-    Its answers are re-encoded with the policy's tokenizer, so that lengths are comparable and the
+    Its responses are re-encoded with the policy's tokenizer, so that lengths are comparable and the
     reward model can score them; what is returned records that tokenizer.
     """
     tokenizer, config = tokenizer_of(description), load_config(description["path"])
     encoded = encode_prompts(tokenizer, config, prompts, sampling.max_new_tokens)
-    responses = sample_answers(accelerator, tokenizer, description, encoded, sampling, setup)
+    responses = sample_responses(accelerator, tokenizer, description, encoded, sampling, setup)
     if description["tokenizer"] == tokenizer_fingerprint(policy_tokenizer):
         return responses
     rewritten = [
@@ -149,7 +149,7 @@ def _rewrite(
 
 
 def as_records(prompts: Sequence[Prompt], models: Sequence[ModelResponses]) -> list[RankedPrompt]:
-    """Every prompt with the answers of all models, in their order."""
+    """Every prompt with the responses of all models, in their order."""
     by_model = [model.responses(prompts) for model in models]
     return [
         RankedPrompt(
@@ -160,7 +160,7 @@ def as_records(prompts: Sequence[Prompt], models: Sequence[ModelResponses]) -> l
 
 
 def read_sampled(file: Path, samples: int, *, has_rival: bool) -> dict[str, ModelResponses]:
-    """Read the policy's and the rival's answers of an interrupted evaluation."""
+    """Read the policy's and the rival's responses of an interrupted evaluation."""
     rows = [
         split_by_model(record.responses, samples, has_rival=has_rival)
         for record in read_ranked_file(file)

@@ -1,6 +1,6 @@
 """The numbers of an evaluation, as report.json holds them.
 
-Letters: P prompts, S answers of the policy, M of the other model.
+Letters: P prompts, S responses of the policy, M of the other model.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ DISTILL = "distill"  # a stage
 Wins = Mapping[str, Float[ndarray, " P"]]
 Scores = Mapping[str, Mapping[str, Float[ndarray, "P N"]]]
 
-READ_FIRST_ANSWERS = ("ai",)  # judges that see one answer of each model
+READ_FIRST_RESPONSES = ("ai",)  # judges that see one response of each model
 MAX_LENGTH_GROUPS = 4
 PROMPTS_PER_LENGTH_GROUP = 4
 
@@ -44,7 +44,7 @@ def describe_student(
     Args:
         policy: the description of the policy.
         rival: of the model that it is compared with.
-        scores: by judge, of every model's answers.
+        scores: by judge, of every model's responses.
         seed: of the bootstrap.
 
     Returns:
@@ -74,8 +74,8 @@ def win_rates(
 
     Args:
         wins: by judge, each prompt's fraction of comparisons won; NaN where the judge was unclear.
-        ours: the policy's answers.
-        theirs: the answers they were compared with.
+        ours: the policy's responses.
+        theirs: the responses they were compared with.
         seed: of the bootstrap.
     """
     every, first = (of(ours) - of(theirs) for of in (mean_lengths, _first_lengths))
@@ -84,7 +84,7 @@ def win_rates(
         clear = ~np.isnan(shares)
         if not clear.any():
             continue
-        longer = first if judge in READ_FIRST_ANSWERS else every
+        longer = first if judge in READ_FIRST_RESPONSES else every
         at_equal_length = length_controlled_rate(shares[clear], longer[clear], seed=seed)
         rates[judge] = {
             **judge_wins(shares[clear], seed=seed),
@@ -133,13 +133,13 @@ def length_groups(lengths: Sequence[int]) -> list[str]:
     return [names[group] for group in groups]
 
 
-def measure_answers(
+def measure_responses(
     by_model: Mapping[str, ModelResponses], scores: Scores, questions: Sequence[str]
 ) -> dict[str, Any]:
     """Lengths, endings, variety and scores of every model.
 
     Args:
-        by_model: the answers.
+        by_model: the responses.
         scores: by judge and model.
         questions: the last turn of each prompt.
     """

@@ -1,7 +1,7 @@
 """Samples of the newest policy for the annotators, and which prompts they should rank next.
 
 Three reasons to rank a prompt again: the policy has moved far from the original model there, where
-the reward model was never tested; the reward model is uncertain about the answers; or the prompt
+the reward model was never tested; the reward model is uncertain about the responses; or the prompt
 was drawn at random, which finds problems that neither measure shows.
 """
 
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from policies.evaluate.judges import score_with_reward
-from policies.evaluate.responses import Answering, sample_answers, stored_answers
+from policies.evaluate.responses import SamplingSetup, reference_responses, sample_responses
 from policies.reference.audit import score_responses
 from policies.reference.loading import load_reference_model, open_store_and_find_model
 from policies.reference.rewards import is_scored_by
@@ -41,7 +41,7 @@ class Candidate:
 
     Args:
         prompt: the prompt.
-        responses: the original model's first answer, then the policy's samples; each text once.
+        responses: the original model's first response, then the policy's samples; each text once.
         rewards: of the responses.
         nats: mean log π(y)/π_ref(y) of the policy's samples.
     """
@@ -55,9 +55,10 @@ class Candidate:
 def sample_candidates(
     settings: RoundSettings,
 ) -> tuple[list[Candidate], dict[str, dict[str, str]]]:
-    """Sample the policy's answers to the store's training prompts; also returns the inputs' hashes.
+    """Sample the policy's responses to the store's training prompts.
 
-    Prompts whose responses all have the same text are left out.
+    Prompts whose responses all have the same text are left out. The dictionary holds the hashes of
+    the inputs.
 
     Raises:
         InputError: an input is missing or belongs to another model, or there is no such prompt.
@@ -83,8 +84,10 @@ def sample_candidates(
     tokenizer = store.load_tokenizer(policy["path"])
     sampling = replace(store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in groups]
-    setup = Answering(engine=settings.engine, samples=settings.k, batch_size=settings.batch_size)
-    ours = sample_answers(accelerator, tokenizer, policy, encoded, sampling, setup)
+    setup = SamplingSetup(
+        engine=settings.engine, samples=settings.k, batch_size=settings.batch_size
+    )
+    ours = sample_responses(accelerator, tokenizer, policy, encoded, sampling, setup)
     repeated = [ids for ids in encoded for _ in range(settings.k)]
     responses = [sample.token_ids for row in ours.samples for sample in row]
     scored = (tokenizer, repeated, responses, sampling.temperature, settings.batch_size)
@@ -98,7 +101,7 @@ def sample_candidates(
     ]
     nats = np.array(log_ratios).reshape(len(groups), -1).mean(axis=1)
     reward = load_reward([settings.reward], accelerator, given=given)
-    by_model = {"policy": ours, "reference": stored_answers(groups, store)}
+    by_model = {"policy": ours, "reference": reference_responses(groups, store)}
     is_stored = is_scored_by(store, reward, precision_of(accelerator))
     pad_id = int(tokenizer.pad_token_id)
     rewards = score_with_reward(groups, by_model, reward, pad_id, is_stored=is_stored)

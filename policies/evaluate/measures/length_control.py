@@ -1,4 +1,4 @@
-"""The win rate that two models would have if their answers were of equal length.
+"""The win rate that two models would have if their responses were of equal length.
 
 As AlpacaEval 2 does (Dubois et al., 2024, arXiv 2404.04475), a logistic regression explains who
 wins by the difference of lengths, and its prediction at no difference is the answer. It differs

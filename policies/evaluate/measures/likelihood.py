@@ -1,7 +1,7 @@
-"""How likely texts are: the policy's answers under the original model, neutral text under both.
+"""How likely texts are: the policy's responses under the original model, neutral text under both.
 
-The KLs, the log-likelihood of answers and what the policy forgot need the same two language models,
-so they are measured together, with one of them in memory at a time.
+The KLs, the log-likelihood of responses and what the policy forgot need the same two language
+models, so they are measured together, with one of them in memory at a time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,8 +41,8 @@ class LikelihoodInputs:
     Args:
         store: the reference outputs.
         groups: its rows, by prompt.
-        answers: by model (`policy` and, with --against, `rival`), for each prompt the token ids of
-            its answers in the policy's tokenizer.
+        responses: by model (`policy` and, with --against, `rival`), for each prompt the token ids
+            of its responses in the policy's tokenizer.
         texts: token ids of neutral texts.
         batch_size: sequences scored at once.
         seed: of the bootstrap.
@@ -50,7 +50,7 @@ class LikelihoodInputs:
 
     store: ReferenceStore
     groups: Sequence[tuple[ReferenceRow, ...]]
-    answers: Mapping[str, Sequence[TokenIds]]
+    responses: Mapping[str, Sequence[TokenIds]]
     texts: Sequence[list[int]]
     batch_size: int
     seed: int
@@ -61,10 +61,10 @@ class LikelihoodInputs:
         return [row for group in self.groups for row in group]
 
     def flat(self, name: str) -> tuple[list[list[int]], list[list[int]]]:
-        """Prompts and answers of one model, as token ids, an item for each answer."""
+        """Prompts and responses of one model, as token ids, an item for each response."""
         pairs = [
             (group[0].prompt_ids, list(ids))
-            for group, responses in zip(self.groups, self.answers[name], strict=True)
+            for group, responses in zip(self.groups, self.responses[name], strict=True)
             for ids in responses
         ]
         return [prompt for prompt, _ in pairs], [ids for _, ids in pairs]
@@ -88,7 +88,7 @@ def measure_likelihoods(
         InputError: the original model is not where the store says, or has changed.
     """
     options = (inputs.store.sampling.temperature, inputs.batch_size)
-    responses = {name: inputs.flat(name) for name in inputs.answers}
+    responses = {name: inputs.flat(name) for name in inputs.responses}
     sizes = {name: len(ids) for name, (_, ids) in responses.items()}
     total = len(inputs.rows) + sizes["policy"] + sum(sizes.values()) + 2 * len(inputs.texts)
     with progress("measuring log-probs", total) as bar:
@@ -120,15 +120,15 @@ def measure_likelihoods(
 def _log_likelihoods(
     inputs: LikelihoodInputs, scored: Mapping[str, Sequence[Tensor]]
 ) -> dict[str, dict[str, Any]]:
-    """Mean log-probability per token under the original model, of its own answers and the others.
+    """Mean log-probability per token under the original model, of its own responses and the others.
 
-    At the temperature of the stored answers, as the KLs are.
+    At the temperature of the stored responses, as the KLs are.
     """
     of_prompts = {"reference": [[row.log_probs for row in group] for group in inputs.groups]}
     for name, log_probs in scored.items():
         left = iter(log_probs)
         of_prompts[name] = [
-            [next(left).tolist() for _ in responses] for responses in inputs.answers[name]
+            [next(left).tolist() for _ in responses] for responses in inputs.responses[name]
         ]
     return {
         name: mean_per_token(

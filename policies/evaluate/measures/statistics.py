@@ -130,7 +130,7 @@ def share_of_gain(
     It means something only where the teacher's gain is clearly above 0.
 
     Args:
-        student: scores of the student's answers.
+        student: scores of the student's responses.
         teacher: of its teacher's.
         original: of the original model's.
         seed: of the resampling.
@@ -241,8 +241,8 @@ def commonest_phrase(texts: Sequence[str], prompts: Sequence[str], n: int = 4) -
     in any text the phrase is empty and the share 0.
 
     Args:
-        texts: the answers.
-        prompts: what each of them answers.
+        texts: the responses.
+        prompts: what each of them responds to.
         n: words of a phrase.
     """
     counts: Counter[tuple[str, ...]] = Counter()
@@ -286,27 +286,27 @@ def self_bleu(texts: Sequence[str]) -> float:
 def best_of_n(
     rewards: Float[ndarray, "P M"], values: Float[ndarray, "P M"], n: int
 ) -> Float[ndarray, " P"]:
-    """For each prompt the expected value of the answer with the highest reward among n of its M.
+    """For each prompt the expected value of the response with the highest reward among n of its M.
 
-    Σ_i C(i−1, n−1)/C(M, n) · v_(i), where (i) orders the answers of a prompt by their reward,
-    lowest first: the mean over all subsets of n answers, hence unbiased (Nakano et al., 2021,
-    arXiv 2112.09332). Among answers with the same reward chance chooses.
+    Σ_i C(i−1, n−1)/C(M, n) · v_(i), where (i) orders the responses of a prompt by their reward,
+    lowest first: the mean over all subsets of n responses, hence unbiased (Nakano et al., 2021,
+    arXiv 2112.09332). Among responses with the same reward chance chooses.
 
     Args:
         rewards: what chooses.
-        values: what the chosen answer is worth: the rewards themselves, or gold scores.
-        n: answers to choose among.
+        values: what the chosen response is worth: the rewards themselves, or gold scores.
+        n: responses to choose among.
 
     Raises:
         ValueError: n is not between 1 and M.
     """
     num_responses = rewards.shape[1]
     if not 1 <= n <= num_responses:
-        raise ValueError(f"the best of {n} cannot be taken from {num_responses} answers")
+        raise ValueError(f"the best of {n} cannot be taken from {num_responses} responses")
     order = rewards.argsort(axis=1, kind="stable")
     ties = (rewards[:, :, None] == rewards[:, None, :]).astype(float)
     values = (ties @ values[:, :, None])[:, :, 0] / ties.sum(axis=2)  # any of the tied is chosen
-    below = np.arange(num_responses)  # how many answers stand below each, in order of reward
+    below = np.arange(num_responses)  # how many responses stand below each, in order of reward
     weights = special.comb(below, n - 1) / special.comb(num_responses, n)
     expected: Float[ndarray, " P"] = np.take_along_axis(values, order, axis=1) @ weights
     return expected
@@ -315,7 +315,7 @@ def best_of_n(
 def best_of_n_nats(n: int) -> float:
     """The KL of best-of-n from the model that it chooses from: log n − (n − 1)/n.
 
-    Exact where no two answers have the same reward or text, an upper bound otherwise (Beirami et
+    Exact where no two responses have the same reward or text, an upper bound otherwise (Beirami et
     al., 2024, arXiv 2401.01879).
     """
     return float(np.log(n) - (n - 1) / n)

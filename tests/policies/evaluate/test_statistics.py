@@ -194,7 +194,7 @@ def test_among_equal_rewards_chance_chooses() -> None:
 
 
 def test_the_best_of_more_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="the best of 3 cannot be taken from 2 answers"):
+    with pytest.raises(ValueError, match="the best of 3 cannot be taken from 2 responses"):
         best_of_n(np.ones((1, 2)), np.ones((1, 2)), 3)
 
 

@@ -7,7 +7,7 @@ from policies.evaluate.responses import ModelResponses
 from policies.evaluate.summary import (
     best_of_n_curve,
     length_groups,
-    measure_answers,
+    measure_responses,
     win_rates,
     win_rates_within,
 )
@@ -67,7 +67,9 @@ def test_win_rates_within_groups() -> None:
 
 def test_every_model_is_measured() -> None:
     scores = {"gold": {"policy": np.array([[1.0], [3.0]]), "reference": np.array([[0.0], [0.0]])}}
-    found = measure_answers({"policy": answers(2, 4), "reference": answers(3, 4)}, scores, ["", ""])
+    found = measure_responses(
+        {"policy": answers(2, 4), "reference": answers(3, 4)}, scores, ["", ""]
+    )
     assert found["length"] == {"policy": 3.0, "reference": 3.5}
     assert found["eos_rate"] == {"policy": 1.0, "reference": 0.5}
     assert found["gold"]["policy"] == {"mean": 2.0, "std": 1.0}
