@@ -71,7 +71,7 @@ def shape_rewards(
 def center(
     scores: Float[Tensor, " B"], reference_scores: Float[Tensor, "B M"]
 ) -> Float[Tensor, " B"]:
-    """r(y*) − mean_M r(y0): what the response is worth beyond the original model's answers."""
+    """r(y*) − mean_M r(y0): what the response is worth beyond the original model's responses."""
     return scores - reference_scores.mean(dim=1)
 
 

@@ -1,7 +1,7 @@
 """Clocks and memory of one model at work: answering for policies, scoring for reward models.
 
-The work is random tokens of fixed lengths: prompts that share no beginning, and answers that no end
-token closes, so that every model does the same.
+The work is random tokens of fixed lengths: prompts that share no beginning, and responses that no
+end token closes, so that every model does the same.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ def require_context(folder: str, settings: BenchmarkSettings) -> None:
     """Refuse lengths that a model cannot read.
 
     Raises:
-        InputError: the longest prompt and answer together exceed its context.
+        InputError: the longest prompt and response together exceed its context.
     """
     context = context_length(load_config(folder))
     longest = max(all_cases(settings), key=lambda case: case.prompt_tokens + case.answer_tokens)
@@ -252,7 +252,7 @@ def _random_rows(usable: Sequence[int], rows: int, tokens: int, seed: int) -> li
 
 
 def _sequences(tokenizer: PreTrainedTokenizerBase, case: BenchmarkCase, seed: int) -> TokenBatch:
-    """Random prompts with answers that end as a reward model expects it."""
+    """Random prompts with responses that end as a reward model expects it."""
     end = end_token_ids(tokenizer)[0]
     length = case.prompt_tokens + case.answer_tokens
     rows = _random_rows(_usable_ids(tokenizer), case.batch_size, length, seed)

@@ -4,8 +4,8 @@
 
 With all weights, trl computes the original model's log-probs of all pairs before the first step;
 with an adapter, the original model is the policy with its adapter switched off. No second model is
-in memory. Log-probs are at temperature 1, and an answer ends as the chat template closes a turn, or
-with the tokenizer's end token where that has no special one; also one that was cut at the length
+in memory. Log-probs are at temperature 1, and a response ends as the chat template closes a turn,
+or with the tokenizer's end token where that has no special one; also one that was cut at the length
 limit.
 """
 
@@ -102,7 +102,7 @@ def _arguments(settings: DPOSettings) -> DPOConfig:
 
 
 def _lengths(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[Length]]]:
-    """Tokens of the prompt and of each answer, of every pair of a split."""
+    """Tokens of the prompt and of each response, of every pair of a split."""
     return {
         split: [
             [count_tokens(tokenizer, row["prompt"], row[side][0]["content"]) for side in SIDES]
@@ -159,7 +159,7 @@ def _build_trainer(
 def _held_out(trainer: DPOTrainer) -> dict[str, float] | None:
     """Loss and accuracy on the pairs of test prompts; None where there are none.
 
-    A pair is right where the policy has made the chosen answer more likely than the rejected one,
+    A pair is right where the policy has made the chosen response more likely than the rejected one,
     both against the original model.
     """
     metrics = held_out(trainer)

@@ -24,15 +24,15 @@ policy, reference, or rival where another model was compared too:
     retained                optional: before, after: negative log-likelihood of neutral text, nats
                             per token; tokens; difference: value low high
     reward.MODEL            mean std; gold.MODEL the same, where there is one
-    best_of_n               optional: n nats reward gold of choosing among n stored answers
-    length.MODEL            mean tokens of an answer
+    best_of_n               optional: n nats reward gold of choosing among n stored responses
+    length.MODEL            mean tokens of a response
     eos_rate.MODEL          share of responses with an end token
     distinct.MODEL          distinct_1 distinct_2
-    self_bleu.MODEL         optional: how much the answers repeat each other
+    self_bleu.MODEL         optional: how much the responses repeat each other
     template.MODEL          optional: words and share: the commonest four words in a row that an
-                            answer does not quote from its question, and the fraction of first
-                            answers that have them
-    repeats.MODEL           optional: fraction of first answers with four words in a row twice
+                            response does not quote from its question, and the fraction of first
+                            responses that have them
+    repeats.MODEL           optional: fraction of first responses with four words in a row twice
     scores.JUDGE.MODEL      optional: every score, for the picture of their distribution
     verdicts                optional: asked of the AI judge, and how many are unclear
     votes                   optional: given, people (who have voted), prompts, same_answers and
@@ -93,11 +93,11 @@ NUM_OPEN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSample:
-    """One prompt with an answer of every model, and what the judges say of them.
+    """One prompt with a response of every model, and what the judges say of them.
 
     Args:
         turns: the conversation, role and content of each turn; the last one is the user's.
-        answers: text by model.
+        answers: response text by model.
         scores: by judge and model; judges that compare give the winner 1, a tie ½.
     """
 
@@ -117,7 +117,7 @@ def write_report(
 
     Args:
         report: the numbers, as described at the top of this file.
-        samples: prompts with both answers; the page opens the first ten.
+        samples: prompts with both responses; the page opens the first ten.
         metrics: one object per training step, for the curves of `CURVES`; may be empty.
         json_path: where report.json goes.
         html_path: where report.html goes.

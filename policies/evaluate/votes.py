@@ -1,8 +1,8 @@
-"""People's votes in an evaluation: which pairs to ask about, and what their answers prove.
+"""People's votes in an evaluation: which pairs to ask about, and what they prove.
 
-The pairs are the first answers of the policy and of what it is compared with, the original and the
-rival if there is one, to every prompt. The votes come from the labeling app, where nobody could
-see which answer was whose.
+The pairs are the first responses of the policy and of what it is compared with, the original and
+the rival if there is one, to every prompt. The votes come from the labeling app, where nobody could
+see which response was whose.
 """
 
 import math
@@ -27,7 +27,7 @@ Pair = tuple[Prompt, Response, Response]
 
 
 class PolicyVote(NamedTuple):
-    """A person's vote on a pair: `share` is 1 for the policy's answer, ½ for a tie, else 0."""
+    """A person's vote on a pair: `share` is 1 for the policy's response, ½ for a tie, else 0."""
 
     prompt_id: str
     share: float
@@ -39,7 +39,7 @@ class NoVotesError(InputError):
 
 
 def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
-    """Every prompt of an evaluation with the other model's and the policy's first answer.
+    """Every prompt of an evaluation with the other model's and the policy's first response.
 
     The other models are `reference` and, where another model was compared too, `rival`. Pairs of
     equal texts are left out: nobody can prefer one. What is left is no sample of its model, so it

@@ -4,8 +4,8 @@ Before any training the policy is the reference model: it must repeat the stored
 the first update KL, approx-KL and clip fraction must be 0 and the entropy positive. Tolerances are
 those of the arithmetic: batches of other shapes round differently.
 
-A policy that exploits the reward model earns high rewards for answers that people would not like.
-Many such answers can be detected automatically: they lack an end token, get longer or shorter, or
+A policy that exploits the reward model earns high rewards for responses that people would not like.
+Many such responses can be detected automatically: they lack an end token, get longer or shorter, or
 repeat themselves. Each of these problems is a warning first; when it persists, the run stops.
 """
 

@@ -50,7 +50,7 @@ def finish(training: Training, state: LoopState) -> None:
 
 
 def sample_for_audit(training: Training, policy: PreTrainedModel) -> list[Sample]:
-    """The trained policy's answers to the prompts of the audit."""
+    """The trained policy's responses to the prompts of the audit."""
     seed_all(training.settings.seed)
     samples = sample_responses(
         training.rollout.sampler,

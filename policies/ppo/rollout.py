@@ -156,7 +156,7 @@ def sample_episodes(
 
     Args:
         context: tokenizer, sampling settings and sampler.
-        policy: answers; not wrapped.
+        policy: samples; not wrapped.
         prompts: the reference rows of each prompt, repeated as often as it is to be answered.
         batch_size: sequences sampled at once.
     """

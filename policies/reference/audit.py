@@ -213,7 +213,7 @@ def estimate(
     Args:
         nats: one estimate per sequence.
         lengths: tokens of each sequence.
-        groups: the prompt of each sequence; answers to one prompt resemble each other, so the
+        groups: the prompt of each sequence; responses to one prompt resemble each other, so the
             error is that of the prompts' means. None where there is a single prompt.
     """
     by_prompt: dict[str, list[float]] = {}

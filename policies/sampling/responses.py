@@ -44,7 +44,7 @@ def generate_responses(
     tokenizer, config = tokenizer_of(description), load_config(settings.model)
     limit = settings.max_new_tokens
     encoded = encode_prompts(tokenizer, config, [prompt for prompt, _ in slots], limit)
-    most = max(have for _, have in todo)  # a second call with this seed must not repeat answers
+    most = max(have for _, have in todo)  # a second call with this seed must not repeat responses
     accelerator = start_alone(settings.precision, settings.seed + MORE_SEED_STRIDE * most)
     sampling = Sampling(
         temperature=settings.temperature,

@@ -19,8 +19,8 @@ def read_demonstrations(path: Path) -> tuple[Rows, str]:
 
     Args:
         path: a folder of `rlhf export --format demonstrations`, or a JSON Lines file of lines with
-            prompt and completion (texts or messages), or with messages that end with an answer, and
-            perhaps with a `split`; by default `train`.
+            prompt and completion (texts or messages), or with messages that end with a response,
+            and perhaps with a `split`; by default `train`.
 
     Raises:
         InputError: no such file, another kind of export, a line that cannot be used, or none.
@@ -46,7 +46,7 @@ def _require_some(rows: Rows, path: Path) -> Rows:
     if not rows["train"]:
         raise InputError(
             f"{path} holds no demonstrations to train on",
-            "Edit answers in rlhf label --db DB --model MODEL, then export again.",
+            "Edit responses in rlhf label --db DB --model MODEL, then export again.",
         )
     return rows
 
@@ -71,7 +71,7 @@ def _split_and_row(value: JsonObject) -> tuple[str, JsonObject]:
     is_response = len(completion) == 1 and completion[0].role == "assistant"
     if not is_response or not completion[0].content.strip():
         raise InputError(
-            "A demonstration must end with one answer of the assistant",
+            "A demonstration must end with one response of the assistant",
             'Write {"prompt": "Hi?", "completion": "Hello!"}, or messages that end with it.',
         )
     shown = Prompt.create(prompt, value.get("split") or "train", "")

@@ -157,7 +157,7 @@ class Encoder:
         A prompt loses its oldest turns where it would be too long and may be truncated.
         """
         prompts = encode_prompts(self.tokenizer, [prompt for prompt, _ in chosen])
-        answers = iter(
+        encoded_responses = iter(
             encode_responses(
                 self.tokenizer,
                 [
@@ -171,7 +171,7 @@ class Encoder:
         )
         groups = []
         for (prompt, responses), ids in zip(chosen, prompts, strict=True):
-            encoded = tuple(tuple(next(answers)) for _ in responses)
+            encoded = tuple(tuple(next(encoded_responses)) for _ in responses)
             prompt_tokens = self._truncate(prompt, ids, max(len(response) for response in encoded))
             groups.append(Group(prompt.id, tuple(prompt_tokens), encoded))
         return groups

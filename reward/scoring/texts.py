@@ -74,9 +74,9 @@ def load_text_reward(
         ]
         score = _by_model(members, combine)
 
-    def checked(answers: Sequence[PromptResponses]) -> list[list[float]]:
-        rewards = score(answers)
-        rows = zip(answers, rewards, strict=True)
+    def checked(items: Sequence[PromptResponses]) -> list[list[float]]:
+        rewards = score(items)
+        rows = zip(items, rewards, strict=True)
         require_numbers(name, [(prompt, value) for (prompt, _), row in rows for value in row])
         return rewards
 
@@ -105,26 +105,26 @@ def require_numbers(name: str, rewards: Sequence[tuple[Prompt, float]]) -> None:
 def _by_signal(name: str) -> TextReward:
     signal = load_signal(name.removeprefix(SIGNAL))
 
-    def score(answers: Sequence[PromptResponses]) -> list[list[float]]:
+    def score(items: Sequence[PromptResponses]) -> list[list[float]]:
         return [
             [float(signal(prompt.text, response.text)) for response in responses]
-            for prompt, responses in answers
+            for prompt, responses in items
         ]
 
     return score
 
 
 def _by_endpoint(address: str) -> TextReward:
-    def score(answers: Sequence[PromptResponses]) -> list[list[float]]:
-        items = [
+    def score(items: Sequence[PromptResponses]) -> list[list[float]]:
+        requested = [
             {"messages": prompt.chat, "response": response.text}
-            for prompt, responses in answers
+            for prompt, responses in items
             for response in responses
         ]
         rewards: list[float] = []
-        for start in range(0, len(items), ITEMS_PER_REQUEST):
-            rewards += _post(address, items[start : start + ITEMS_PER_REQUEST])
-        return _rows(rewards, answers)
+        for start in range(0, len(requested), ITEMS_PER_REQUEST):
+            rewards += _post(address, requested[start : start + ITEMS_PER_REQUEST])
+        return _rows(rewards, items)
 
     return score
 
@@ -172,8 +172,8 @@ def _read_rewards(content: bytes) -> list[float]:
 
 
 def _by_model(members: Sequence[Features], combine: Combine) -> TextReward:
-    def score(answers: Sequence[PromptResponses]) -> list[list[float]]:
-        by_prompt = zip(*(read(answers) for read in members), strict=True)
+    def score(items: Sequence[PromptResponses]) -> list[list[float]]:
+        by_prompt = zip(*(read(items) for read in members), strict=True)
         return [
             combine_members(torch.stack([rewards for _, rewards in readings]), combine).tolist()
             for readings in by_prompt
@@ -212,10 +212,10 @@ def load_features(
         read = (reader.encode(response, fingerprint, ids) for response in responses)
         return Group(name, tuple(ids), tuple(map(tuple, read)))
 
-    def read(answers: Sequence[PromptResponses]) -> list[tuple[Tensor, Tensor]]:
+    def read(items: Sequence[PromptResponses]) -> list[tuple[Tensor, Tensor]]:
         groups = [
             group(str(number), prompt, responses)
-            for number, (prompt, responses) in enumerate(answers)
+            for number, (prompt, responses) in enumerate(items)
             if responses
         ]
         _refuse_too_long(groups, longest, name)
@@ -233,7 +233,7 @@ def load_features(
                 outputs.update(zip((group.prompt_id for group in part), parted, strict=True))
                 bar.advance()
         nothing = (torch.zeros(0, 0), torch.zeros(0))
-        return [outputs.get(str(number), nothing) for number in range(len(answers))]
+        return [outputs.get(str(number), nothing) for number in range(len(items))]
 
     return read
 
@@ -248,10 +248,10 @@ def _refuse_too_long(groups: Sequence[Group], longest: int | None, name: str) ->
         )
 
 
-def _rows(values: list[float], answers: Sequence[PromptResponses]) -> list[list[float]]:
+def _rows(values: list[float], items: Sequence[PromptResponses]) -> list[list[float]]:
     """Split a flat list into one list for each prompt."""
     rows = []
-    for _, responses in answers:
+    for _, responses in items:
         rows.append(values[: len(responses)])
         values = values[len(responses) :]
     return rows

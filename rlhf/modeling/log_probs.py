@@ -101,10 +101,10 @@ class Sequences:
         order = joined.mask.long().argsort(dim=1, stable=True)[:, -width:]
         ids, real = joined.ids.gather(1, order), joined.mask.gather(1, order)
         columns = torch.arange(response_length, device=ids.device)
-        answers = columns >= response_length - lengths[:, None]
+        response_mask = columns >= response_length - lengths[:, None]
         first = width - response_length
         prompts = TokenBatch(ids[:, :first], real[:, :first])
-        return Sequences(prompts, TokenBatch(ids[:, first:], answers), real)
+        return Sequences(prompts, TokenBatch(ids[:, first:], response_mask), real)
 
     def to(self, device: torch.device) -> "Sequences":
         """The same sequences on another device."""

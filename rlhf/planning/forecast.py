@@ -38,8 +38,8 @@ TITLES: dict[Stage, str] = {
 }
 WITH_ADAPTERS = ("reward_lora", "ppo_lora", "dpo_lora")
 ASSUMED: Phases = {"sampling": 0.03, "scoring": 0.3, "training": 0.3}
-AUDITED = 64  # answers that PPO samples at its end to measure both KLs
-AUDIT_READS = 4  # of the first prompts before training, of the answers, by policy and original
+AUDITED = 64  # responses that PPO samples at its end to measure both KLs
+AUDIT_READS = 4  # of the first prompts before training, of the responses, by policy and original
 HELD_OUT_READS = 3  # by the base model, before training, after it
 HELD_OUT_PASSES = 2  # held-out texts of sft and distill are read before training and after it
 DISK = 1e9  # bytes of weights that are read or written in a second
@@ -75,7 +75,7 @@ class Amount:
         steps: of PPO.
         episodes: responses of each of these.
         updates: passes over the responses of a step.
-        on_policy: share of the batches that a student answers itself.
+        on_policy: share of the batches that a student samples itself.
     """
 
     prompts: int = 1000
@@ -292,7 +292,7 @@ def _ppo(cost: Costs, amount: Amount, *, has_adapters: bool) -> Operations:
 
 
 def _sft(cost: Costs, amount: Amount) -> Operations:
-    """Every answer is read and learned; its logits are computed again in the backward pass."""
+    """Every response is read and learned; its logits are computed again in the backward pass."""
     read = cost.read + cost.logits
     return Operations(
         {"training": amount.epochs * amount.prompts * (read + cost.learned + 3 * cost.logits)},
@@ -301,24 +301,24 @@ def _sft(cost: Costs, amount: Amount) -> Operations:
 
 
 def _dpo(cost: Costs, original: Costs, amount: Amount, *, has_adapters: bool) -> Operations:
-    """Both answers of a pair are read with the prompt, and once by the original model.
+    """Both responses of a pair are read with the prompt, and once by the original model.
 
     That reads all pairs before the first step; with adapters it reads those of each step, without
     its adapters. Held-out pairs are measured once, after training.
     """
-    answers = 2 * amount.pairs_per_prompt
+    responses = 2 * amount.pairs_per_prompt
     read, before = cost.read + cost.logits, original.read + original.logits
     learned = read + cost.learned + cost.logits * (2 if has_adapters else 3)
-    steps = amount.epochs * amount.prompts * answers
-    around = amount.held_out * answers * (read + before)
+    steps = amount.epochs * amount.prompts * responses
+    around = amount.held_out * responses * (read + before)
     if has_adapters:
         return Operations({"training": steps * (learned + before)}, {"training": around})
-    around += amount.prompts * answers * before
+    around += amount.prompts * responses * before
     return Operations({"training": steps * learned}, {"training": around})
 
 
 def _distill(student: Costs, teacher: Costs, amount: Amount) -> Operations:
-    """Student and teacher read each output, or what the student answers in its place.
+    """Student and teacher read each output, or what the student samples in its place.
 
     Both have logits at every position; the student's stay for the backward pass.
     """

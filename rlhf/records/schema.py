@@ -116,7 +116,7 @@ class Prompt:
             last = messages[-1].role if messages else "nothing"
             raise InputError(
                 f"A prompt must end with a user turn, this one ends with {last}",
-                "Put the answer, if any, into responses, and leave the question last.",
+                "Put the response, if any, into responses, and leave the question last.",
             )
         if not messages[-1].content.strip():
             raise UnusableContentError(
@@ -207,7 +207,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """One answer to a prompt; the token fields are there when a model of ours sampled it."""
+    """One response to a prompt; the token fields are there when a model of ours sampled it."""
 
     id: str
     prompt_id: str

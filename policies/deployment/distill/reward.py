@@ -49,7 +49,7 @@ Rewards = list[list[float]]
 class Scored:
     """Responses to each prompt, and the teacher's rewards of them."""
 
-    answers: list[PromptResponses]
+    items: list[PromptResponses]
     rewards: Rewards
 
 
@@ -180,7 +180,7 @@ def _rows(scored: Scored, reader: Reader) -> list[dict[str, Any]]:
     """Every prompt with one response as the student reads them, and the teacher's reward."""
     fingerprint = tokenizer_fingerprint(reader.tokenizer)
     rows = []
-    for (prompt, responses), rewards in zip(scored.answers, scored.rewards, strict=True):
+    for (prompt, responses), rewards in zip(scored.items, scored.rewards, strict=True):
         ids = encode_prompt(reader.tokenizer, prompt)
         for response, reward in zip(responses, rewards, strict=True):
             read = reader.encode(response, fingerprint, ids)
@@ -215,7 +215,7 @@ def _collator(pad_id: int) -> Callable[[Sequence[dict[str, Any]]], dict[str, Ten
 
 def _compare_held_out(trainer: Trainer, scored: Scored, reader: Reader) -> dict[str, Any] | None:
     """The student's rewards of held-out responses beside the teacher's; None without any."""
-    if not scored.answers:
+    if not scored.items:
         return None
     return compare_scores(scored.rewards, _predict(trainer, _rows(scored, reader), scored))
 

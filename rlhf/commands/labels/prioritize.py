@@ -70,9 +70,9 @@ def run(settings: Settings) -> dict[str, Any]:
             settings.chat_template_kwargs,
         )
 
-        def read(answers: Sequence[PromptResponses]) -> list[tuple[Any, Any]]:
+        def read(items: Sequence[PromptResponses]) -> list[tuple[Any, Any]]:
             """Rewards as log-odds: σ of a difference is the probability that was trained."""
-            return [(vectors, rewards / gain) for vectors, rewards in features(answers)]
+            return [(vectors, rewards / gain) for vectors, rewards in features(items)]
 
         return prioritize(
             store,

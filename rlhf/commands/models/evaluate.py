@@ -20,7 +20,7 @@ EXAMPLE = """rlhf evaluate --policy runs/first/ppo --reward runs/first/reward \\
     --reference runs/first/reference --out runs/first/evaluate"""
 UNNAMED = Parameter(show_default=False)
 MAX_FEWER_ENDS = 0.05  # of a student's responses than of its teacher's
-TEMPLATE_SHARE = 0.05  # of the answers; more often, a phrase is a template
+TEMPLATE_SHARE = 0.05  # of the responses; more often, a phrase is a template
 VERDICTS = {
     "better": "The new model is better.",
     "worse": "The new model is worse.",
@@ -190,14 +190,14 @@ def _student(student: Mapping[str, Any] | None, report: Mapping[str, Any]) -> It
 
 
 def _likelihoods(
-    answers: Mapping[str, Mapping[str, Any]] | None, texts: Mapping[str, Any] | None
+    responses: Mapping[str, Mapping[str, Any]] | None, texts: Mapping[str, Any] | None
 ) -> Iterator[str]:
-    """How likely the answers are under the original model, and what the policy forgot."""
-    if answers:
+    """How likely the responses are under the original model, and what the policy forgot."""
+    if responses:
+        before, after = responses["reference"]["value"], responses["policy"]["value"]
         yield (
             "Log-likelihood of the responses under the original model: "
-            f"{answers['reference']['value']:z.2f} → {answers['policy']['value']:z.2f} nats per "
-            "token."
+            f"{before:z.2f} → {after:z.2f} nats per token."
         )
     if texts:
         change = texts["difference"]
@@ -212,7 +212,7 @@ def _likelihoods(
 
 
 def _template(phrases: Mapping[str, Mapping[str, Any]] | None) -> Iterator[str]:
-    """A warning where a phrase stands in many of the new answers and in few of the original's."""
+    """A warning where a phrase stands in many of the new responses and in few of the original's."""
     if phrases is None:
         return
     new, original = phrases["policy"], phrases["reference"]

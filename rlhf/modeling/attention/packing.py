@@ -31,18 +31,18 @@ ATTENTION = "packed_sequences"
 Group = tuple[int, list[int]]  # how many first tokens are shared, and by which sequences
 
 
-def pack_sequences(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> TrunkInputs:
+def pack_sequences(joined: TokenBatch, response_mask: Bool[Tensor, "B R"]) -> TrunkInputs:
     """Pack sequences, sharing whatever saves more: one prefix of all, or equal prompts.
 
     Args:
         joined: prompts and responses, padded anywhere.
-        answers: which of the last R columns are response tokens; each has a token before it.
+        response_mask: which of the last R columns are response tokens; each has a token before it.
 
     Returns:
         One row in main memory, which is read before every response token (B, R); 0 at padding.
     """
-    answers = answers.cpu()
-    lengths = answers.sum(dim=1).tolist()
+    response_mask = response_mask.cpu()
+    lengths = response_mask.sum(dim=1).tolist()
     masks = joined.mask.cpu()
     rows = [ids[mask].tolist() for ids, mask in zip(joined.ids.cpu(), masks, strict=True)]
     prompts = [row[: len(row) - length] for row, length in zip(rows, lengths, strict=True)]
@@ -61,8 +61,8 @@ def pack_sequences(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> TrunkInp
             ids += rows[member][shared:]
             positions += range(shared, len(rows[member]))
         layout.append(Segment(shared, tuple(len(rows[member]) - shared for member in members)))
-    reads = torch.zeros(answers.shape, dtype=torch.long)
-    reads[answers] = torch.tensor([index for part in before for index in part])
+    reads = torch.zeros(response_mask.shape, dtype=torch.long)
+    reads[response_mask] = torch.tensor([index for part in before for index in part])
     return TrunkInputs(torch.tensor([ids]), reads, torch.tensor([positions]), tuple(layout))
 
 
@@ -85,12 +85,12 @@ def _size(groups: Sequence[Group], rows: Sequence[list[int]]) -> int:
 
 
 def pack_if_shorter(
-    model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]
+    model: Any, joined: TokenBatch, response_mask: Bool[Tensor, "B R"]
 ) -> TrunkInputs | None:
     """The sequences as one row in main memory, if the model can read it and it is shorter."""
     if model.config._attn_implementation != ATTENTION:
         return None
-    row = pack_sequences(joined, answers)
+    row = pack_sequences(joined, response_mask)
     return row if row.ids.numel() <= (1 - LEAST_SAVING) * joined.ids.numel() else None
 
 
