@@ -131,7 +131,7 @@ def test_refusals(sft, lines, tmp_path):
     lines.write_text('{"prompt": "Hi?"}\n')
     assert f"{lines}:1: A demonstration needs prompt and completion" in sft(lines, out="c")
     lines.write_text('{"messages": [{"role": "user", "content": "Hi?"}]}\n')
-    assert f"{lines}:1: A demonstration must end with one answer" in sft(lines, out="c")
+    assert f"{lines}:1: A demonstration must end with one response" in sft(lines, out="c")
     lines.write_text("\n")
     assert "holds no demonstrations" in sft(lines, out="c")
     assert not (tmp_path / "c").exists()
