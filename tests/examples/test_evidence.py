@@ -1,6 +1,7 @@
 """Every experiment runs at the smallest size; the pages have the numbers of its results."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -143,6 +144,34 @@ def test_every_experiment_has_its_configuration_and_its_place_on_a_page() -> Non
     for name in NAMES:
         assert command_of(name) in PAGES
         assert FOLDERS[name].joinpath(f"{name}.yaml").is_file()
+
+
+MINUTES = {  # as the page calls the experiments
+    "People's labels": "people",
+    "KL term": "kl_sources",
+    "over-optimization": "overoptimization",
+    "all pairs": "pairs",
+    "shaping": "shaping",
+    "one or several": "ensemble",
+    "whom to trust": "annotators",
+    "prioritize": "priorities",
+    "the next label": "label_value",
+    "real chat": "real_chat",
+    "half the layers": "student",
+    "which settings were tried": "method_settings",
+    "PPO and its alternatives": "methods",
+}
+
+
+def test_the_page_has_the_minutes_of_the_results() -> None:
+    rows = re.findall(r"^\| \*(.+?)\* \| (\d+)", PAGES, re.MULTILINE)
+    assert {title for title, _ in rows} == MINUTES.keys()
+    for title, minutes in rows:
+        name = MINUTES[title]
+        file = FOLDERS[name] / "results" / f"{name}.json"
+        seconds = json.loads(file.read_text(encoding="utf-8"))["wall_seconds"]
+        assert (title, int(minutes)) == (title, round(seconds / 60))
+        assert seconds <= 3600
 
 
 @pytest.mark.parametrize("name", NAMES)
