@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -195,7 +194,7 @@ def _how_to_go_on(tokens: list[str]) -> str:
     resumes = hasattr(_settings_of(tokens), "resume")
     arguments = [part for token in tokens for part in token.split("=", 1)]
     if resumes and "--out" in arguments[:-1]:
-        out = Path(dict(pairwise(arguments))["--out"])  # the last one given
+        out = Path(arguments[arguments.index("--out") + 1])
         resumes = out.is_dir() and any(out.iterdir())
     return f"Run the same command {'with --resume to go on' if resumes else 'again'}."
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
+from typing import Any
 
 from rlhf.errors import InputError
 from rlhf.records.schema import JsonObject
@@ -48,21 +49,27 @@ def ignored_in_words(counts: Mapping[str, int]) -> str:
     return f"Fields that were not read: {_in_words(counts, 'line')}." if counts else ""
 
 
-def read_in_words(
-    read_fields: Mapping[str, int], judgments_by: Mapping[str, int], num_unfinished: int
-) -> str:
+def read_in_words(report: Mapping[str, Any]) -> str:
     """The fields and judgments that were read of another tool's records; "" for other files.
 
     Example: "Fields that were read: prompt (3 lines), response_1 (3 lines), response_2 (3 lines).
-    Annotators: argilla-u1 (3 judgments). Drafts, discarded and skipped answers left out: 2."
+    Judgments: preference (3 lines), by argilla-u1 (3 judgments). Drafts, discarded and skipped
+    answers left out: 2."
+
+    Args:
+        report: the fields of a `Report`.
     """
-    if not read_fields:
+    if not report["read_fields"]:
         return ""
-    sentences = [f"Fields that were read: {_in_words(read_fields, 'line')}."]
-    annotators = _in_words(judgments_by, "judgment")
-    sentences.append(f"Annotators: {annotators}." if annotators else "Nobody has judged them.")
-    if num_unfinished:
-        sentences.append(f"Drafts, discarded and skipped answers left out: {num_unfinished:,}.")
+    sentences = [f"Fields that were read: {_in_words(report['read_fields'], 'line')}."]
+    annotators = _in_words(report["judgments_by"], "judgment")
+    questions = _in_words(report["questions"], "line")
+    sentences.append(
+        f"Judgments: {questions}, by {annotators}." if annotators else "Nobody has judged them."
+    )
+    if report["unfinished"]:
+        unfinished = report["unfinished"]
+        sentences.append(f"Drafts, discarded and skipped answers left out: {unfinished:,}.")
     return " ".join(sentences)
 
 

@@ -20,7 +20,11 @@ from labeling_app.data_io.fields import (
 )
 from labeling_app.data_io.lines.answer_columns import with_answer_columns
 from labeling_app.data_io.lines.other_tools import Judged, read_exported
-from labeling_app.data_io.lines.preferences import read_preference, read_ultrafeedback
+from labeling_app.data_io.lines.preferences import (
+    read_preference,
+    read_ultrafeedback,
+    with_prompt,
+)
 from labeling_app.data_io.lines.stated import EXAMPLES, Stated, list_of, prompt_messages, text_of
 from labeling_app.data_io.lines.thumb_lines import thumb_rankings, with_responses
 from labeling_app.db.tasks import CheckPurpose
@@ -87,6 +91,7 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
     value = with_answer_columns(value)
     refuse_misspelled(value)
     if "chosen" in value and "rejected" in value:
+        value = with_prompt(value)
         ignored = ignored_fields(value, OF_PREFERENCES)
         messages, judged = read_preference(value)
     elif "completions" in value and "instruction" in value:

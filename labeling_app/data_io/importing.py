@@ -17,7 +17,7 @@ from labeling_app.data_io.lines.other_tools import require_one_question
 from labeling_app.data_io.lines.stated import COLUMNS_EXAMPLE, EXAMPLES
 from labeling_app.data_io.reading import TABLES, Part, is_hub_name, read_rows
 from labeling_app.data_io.repeats import Repeats
-from labeling_app.db.imports.replacing import last_name, names_of_imports
+from labeling_app.db.imports.replacing import last_name, names_of_imports, replaced_among
 from labeling_app.db.imports.unfinished import (
     READ_AHEAD,
     Check,
@@ -53,6 +53,8 @@ class Report:
     new_checks: int = 0
     checks_not_made: int = 0
     first_not_made: list[str] = field(default_factory=list)
+    returned: int = 0
+    """Rankings that a later file of their source had replaced, and that count again."""
     replaced: int = 0
     unchanged: int = 0
     other_sources: list[str] = field(default_factory=list)
@@ -62,6 +64,8 @@ class Report:
     """Lines with a field that was not read, by the field's name."""
     read_fields: dict[str, int] = field(default_factory=dict)
     """Records of another tool with a field that was read, by the field's name."""
+    questions: dict[str, int] = field(default_factory=dict)
+    """Records with judgments, by the question that people answered; all of a file have one."""
     judgments_by: dict[str, int] = field(default_factory=dict)
     """Judgments in records of another tool, by their annotator."""
     unfinished: int = 0
@@ -77,7 +81,7 @@ class Report:
             setattr(self, name, total[:SHOWN_ERRORS] if isinstance(total, list) else total)
 
     def count(self, field_name: str, counts: Mapping[str, int]) -> None:
-        """Add to the numbers of `ignored_fields`, `read_fields` or `judgments_by`."""
+        """Add to the numbers by name, such as `ignored_fields`."""
         known = getattr(self, field_name)
         for name, number in counts.items():
             if name in known or len(known) < MAX_NAMES:
@@ -88,6 +92,8 @@ class Report:
         self.count("ignored_fields", dict.fromkeys(entry.ignored, 1))
         if entry.exported is not None:
             self.count("read_fields", dict.fromkeys(entry.exported.read, 1))
+            if entry.exported.judgments:
+                self.count("questions", {entry.exported.question: 1})
             self.count("judgments_by", Counter(ranking.annotator for ranking in entry.rankings))
             self.unfinished += entry.exported.num_unfinished
 
@@ -134,6 +140,7 @@ def import_file(
         with importing(connections, str(path), name=name, replace=replace_earlier) as current:
             num_stored = _store(store, current, chain(first, entries), on_error, report)
             _require_good_lines(path, num_stored, on_error, report)
+        report.returned = current.num_returned
         report.new_checks = current.checks.made
         report.checks_not_made = len(current.checks.refused)
         report.first_not_made = current.checks.refused[:SHOWN_ERRORS]
@@ -154,8 +161,10 @@ def _store(
         location, entry = placed
         with _named(location, on_error, report), db.atomic():
             _store_entry(store, db, current.id, location, entry, report)
+            ids = [ranking.id for ranking in entry.rankings]
+            current.returned |= replaced_among(db, ids)
             if current.given is not None:
-                current.given.update(ranking.id for ranking in entry.rankings)
+                current.given.update(ids)
             num_stored += 1
 
     write_in_chunks(store.connections, entries, store_one, import_id=current.id)
@@ -279,7 +288,7 @@ def read_entries(
         BadLineError: a bad line, unless it is left out.
         InputError: the file cannot be read.
     """
-    repeats, questions = Repeats(), set[str]()
+    repeats = Repeats()
     for location, row, split in read_rows(path, part, progress):
         report.lines += 1
         with _named(location, on_error, report):
@@ -288,8 +297,6 @@ def read_entries(
             value = parse_line(row, location) if isinstance(row, str) else row
             with _in_columns(path):
                 entry = read_entry(value, replace(defaults, split=split) if split else defaults)
-            if entry.exported is not None:
-                questions.add(entry.exported.question)
-                require_one_question(questions)
             report.count_entry(entry)
+            require_one_question(report.questions)
             yield location, repeats.numbered(entry)

@@ -110,7 +110,7 @@ def preview(job: Job) -> Job:
     return {
         **counts,
         "splits": _splits_in_words(prompts),
-        "read": read_in_words(report.read_fields, report.judgments_by, report.unfinished),
+        "read": read_in_words(vars(report)),
         "ignored": ignored_in_words(report.ignored_fields),
         "rows": rows,
         "is_whole": is_whole,

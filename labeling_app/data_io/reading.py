@@ -55,6 +55,8 @@ class Part:
     """Which part of a dataset to read, and how."""
 
     data_split: str = ""
+    split: Split | None = None
+    """What a single part is for; by default its name says it."""
     config_name: str = ""
     streaming: bool = False
 
@@ -283,8 +285,10 @@ def _dataset_rows(path: Path, part: Part) -> Iterator[Row]:
     is_saved = any((path / name).exists() for name in SAVED)
     with _readable(path, str(path), DATASET):
         parts = _saved_parts(path) if is_saved else _built_parts(path, part)
-    for split, rows in _chosen(parts, path, part).items():
-        yield from _numbered(rows, path, DATASET, split=split)
+    chosen = _chosen(parts, path, part)
+    for split, rows in chosen.items():
+        for location, row, own_split in _numbered(rows, path, DATASET, split=split):
+            yield location, row, (part.split if len(chosen) == 1 else None) or own_split
 
 
 def _saved_parts(folder: Path) -> dict[str, Any]:
@@ -318,12 +322,25 @@ def _built_parts(path: Path, part: Part) -> dict[str, Any]:
             f"{path} holds files of kind {kind}",
             "rlhf import reads JSON Lines, CSV, Parquet and Arrow.",
         )
-    if kind == "csv":  # NA and None are text
-        builder = load_dataset_builder(str(path), part.config_name or None, na_filter=False)
+    if kind == "csv":
+        builder = _csv_as_text(path, part)
     if path.is_dir() or part.streaming:
         return dict(builder.as_streaming_dataset())
     builder.download_and_prepare()
     return dict(builder.as_dataset())
+
+
+def _csv_as_text(path: Path, part: Part) -> Any:
+    """A builder for CSV files in which every cell is text: NA, None and 007, too."""
+    import pandas as pd  # type: ignore[import-untyped]
+    from datasets import Features, Value, load_dataset_builder
+
+    options: dict[str, Any] = {"path": str(path), "name": part.config_name or None}
+    builder = load_dataset_builder(**options)
+    files = [file for of_split in builder.config.data_files.values() for file in of_split]
+    columns = pd.read_csv(files[0], nrows=0, sep=builder.config.sep).columns
+    features = Features({name: Value("string") for name in columns})
+    return load_dataset_builder(**options, na_filter=False, features=features)
 
 
 def _chosen(parts: dict[str, Any], path: Path, part: Part) -> dict[str, Any]:

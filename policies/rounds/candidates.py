@@ -55,10 +55,9 @@ class Candidate:
 def sample_candidates(
     settings: RoundSettings,
 ) -> tuple[list[Candidate], dict[str, dict[str, str]]]:
-    """Sample the policy's responses to the store's training prompts.
+    """Sample responses to the store's training prompts; also returns the hashes of the inputs.
 
-    Prompts whose responses all have the same text are left out. The dictionary holds the hashes of
-    the inputs.
+    Prompts whose responses all have the same text are left out.
 
     Raises:
         InputError: an input is missing or belongs to another model, or there is no such prompt.

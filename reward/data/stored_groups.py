@@ -175,7 +175,7 @@ class GroupFile:
         """A column of numbers of all rows."""
         if column not in self._numbers:
             parts = [batch.column(column).to_numpy() for batch in self._batches]
-            self._numbers[column] = np.concatenate(parts)
+            self._numbers[column] = np.concatenate(parts or [np.zeros(0, np.int64)])
         return self._numbers[column]
 
     def read(self, row: int, scale: tuple[float, float] | None) -> Group:

@@ -179,12 +179,12 @@ def _missing(
 
 
 def _without(tokens: Sequence[str], strays: Iterable[str]) -> list[str]:
-    """The tokens less the strays; of equal ones, that which follows no flag is the stray."""
+    """A command and its tokens less the strays: of equal ones, the last that follows no flag."""
     rest = list(tokens)
     for stray in strays:
-        indices = [index for index, token in enumerate(rest) if token == stray]
-        after_words = [index for index in indices if not rest[max(index - 1, 0)].startswith("--")]
-        for index in (after_words or indices)[:1]:
+        indices = [index for index, token in enumerate(rest) if index and token == stray]
+        after_words = [index for index in indices if not rest[index - 1].startswith("--")]
+        for index in after_words[-1:] or indices[-1:]:
             del rest[index]
     return rest
 

@@ -185,6 +185,8 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
         (["probe", "--model"], "--model needs a value\n  For example: --model MODEL. See: rlhf"),
         (["status"], "No run to show\n  Name one: rlhf status runs/NAME\n"),
         (["reference", "--model", "a", "a"], "  Type: rlhf reference --model a --out a\n"),
+        (["reference", "--model", "a", "--inspect", "a"], "--model a --inspect --out a\n"),
+        (["reference", "--model", "m", "reference"], "--model m --out reference\n"),
         (["reference", "a", "--model", "a"], "  Type: rlhf reference --model a --out a\n"),
         (["reference", "--inspect", "d"], "  Type: rlhf reference --inspect --out d\n"),
         (["ppo", "--keep-lst", "2"], "--keep-lst\n  Did you mean --checkpoint.keep? See: rlhf"),
@@ -290,8 +292,6 @@ def test_what_has_written_nothing_is_typed_again(tmp_path: Path) -> None:
     resumed = "Run the same command with --resume to go on."
     assert [cli._how_to_go_on(words) for words in tokens] == [resumed, resumed]
     assert cli._how_to_go_on(["ppo", "--config", "ppo.yaml"]) == resumed  # which may name --out
-    twice = ["ppo", "--out", str(out), "--out", str(tmp_path / "new")]
-    assert cli._how_to_go_on(twice) == again  # the last --out is the one that counts
 
 
 def test_our_own_bugs_show_their_traceback(probe, capsys) -> None:

@@ -29,6 +29,7 @@ from rlhf.errors import InputError, MisreadError, UnusableContentError
 from rlhf.records.schema import JsonObject
 
 ANSWERS = ("answer", "response", "completion", "output")
+STEMS = ("", *ANSWERS)  # of names of columns; that of `a` and `b` is empty
 ANSWER = rf"({'|'.join(ANSWERS)})"
 PREFERRED = rf"(preferred|winner|preference|label|choice|chosen|better|best)([\s_-]*{ANSWER})?"
 # names of fields that must not be left unread; `response_id` and `preferred_language` may be
@@ -38,6 +39,9 @@ LOST = (
 )
 # in longer names, too, where such a field names one of the answers: `boss_preferred`
 JUDGMENT = r"(?:^|[\W_])(preferred|preference|winner|chosen|choice|better|best|verdict)(?:[\W_]|$)"
+# where no field says which answer is preferred, also these, whatever they hold
+JUDGMENT_ALONE = rf"{JUDGMENT}|(?:^|[\W_])(wins?|won|worst|rank(s|ed|ing)?)(?:[\W_]|$)"
+SCORE = r"(?:^|[\W_])(scores?|ratings?)(?:[\W_]|$)"  # of an answer, as in `score_a`
 NUMBER = r"-?\d+(\.0)?"
 TIES = ("tie", "equal", "both")
 LISTED = ("responses", "response", "completion")  # fields of our own lines
@@ -76,7 +80,10 @@ def with_answer_columns(value: JsonObject) -> JsonObject:
     rest = {name: content for name, content in value.items() if name not in read}
     given = [name for name in columns if _is_filled(value[name])]
     judgments = [
-        name for name, content in rest.items() if _is_judgment(name, content, columns, given)
+        name
+        for name, content in rest.items()
+        if _is_judgment(name, content, columns, given)
+        or (preferred is None and _is_judgment_alone(name, content, columns))
     ]
     _refuse_unread(rest, judgments)
     judged = {} if preferred is None else _judged(preferred, value[preferred], columns, given)
@@ -101,12 +108,17 @@ def _refuse_names_for_texts(value: JsonObject) -> None:
     if not ("chosen" in value and "rejected" in value):
         return
     letters = _letters(value)
-    columns = [name for name in value if _stem(name, letters) in ("", *ANSWERS)]
     names = {_plain(str(value[name])) for name in ("chosen", "rejected")}
-    if names <= {_end(name) for name in columns}:
+    spellings = {
+        column: {_plain(column), *([_end(column)] if _stem(column, letters) in STEMS else [])}
+        for column in value
+        if column not in ("chosen", "rejected")
+    }
+    named = [column for column, spelled in spellings.items() if spelled & names]
+    if names <= set().union(*spellings.values()):
         raise InputError(
             f"chosen is {value['chosen']!r} and rejected {value['rejected']!r}, which name "
-            f"answers of {', '.join(columns)}",
+            f"answers of {', '.join(named)}",
             "Call the column that names the better answer preferred, and remove the other.",
         )
 
@@ -123,7 +135,7 @@ def _columns(value: JsonObject) -> tuple[str, ...]:
         stem = _stem(name, letters)
         if stem in ANSWERS and not isinstance(content, str | None):
             raise InputError(f"{name} must be text, found {content!r:.80}", "Write it in quotes.")
-        if stem in ("", *ANSWERS) and isinstance(content, str | None):
+        if stem in STEMS and isinstance(content, str | None):
             groups.setdefault(stem, []).append(name)
     if len(groups.get("", ())) < 2:  # a column `a` alone may be anything
         groups.pop("", None)
@@ -280,3 +292,12 @@ def _is_judgment(name: str, content: Any, columns: Sequence[str], given: Sequenc
     """Whether a field's name speaks of a judgment and its value names one of the answers."""
     speaks = name not in OF_OUR_LINES and re.search(JUDGMENT, name, re.IGNORECASE) is not None
     return speaks and _is_filled(content) and _tiers(str(content), columns, given) is not None
+
+
+def _is_judgment_alone(name: str, content: Any, columns: Sequence[str]) -> bool:
+    """Whether a field's name speaks of a judgment, in a line where no other says it."""
+    if name in OF_OUR_LINES or not _is_filled(content):
+        return False
+    is_of_answer = _end(name) in {_end(column) for column in columns}
+    pattern = f"{JUDGMENT_ALONE}|{SCORE}" if is_of_answer else JUDGMENT_ALONE
+    return re.search(pattern, name, re.IGNORECASE) is not None

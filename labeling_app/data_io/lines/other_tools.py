@@ -50,7 +50,7 @@ class Judged:
     texts: tuple[str, ...]
     judgments: tuple[Judgment, ...]
     read: tuple[str, ...]
-    """The fields of the prompt and the responses, and the question below."""
+    """The fields of the prompt and the responses."""
     question: str = ""
     """The question, or control, whose answers are the judgments; empty without judgments."""
     ignored: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def _read_record(
         prompt=fields[prompt],
         texts=tuple(str(fields[name]) for name in names),
         judgments=tuple(judgments),
-        read=(prompt, *names, *filter(None, [question])),
+        read=(prompt, *names),
         question=question,
         ignored=(*_unread(fields, (prompt, *names)), *unread, *_unread(others, ())),
         num_unfinished=sum(map(len, answers.values())) - sum(map(len, submitted.values())),
@@ -160,7 +160,7 @@ def require_one_question(judging: Iterable[str]) -> str:
     Raises:
         MisreadError: there are several.
     """
-    names = sorted(set(judging) - {""})
+    names = sorted(set(judging))
     if len(names) > 1:
         raise MisreadError(
             f"{len(names)} questions name the responses: {', '.join(names)}",
@@ -176,6 +176,13 @@ def _judgments(answers: Sequence[JsonObject], names: Sequence[str]) -> Iterator[
     if not any(tiers for _, tiers in read):
         return
     for answer, tiers in read:
+        if _may_be_a_choice(answer.get("value"), names):
+            raise MisreadError(
+                f"An answer of Argilla names some of the responses, without ranks: "
+                f"{answer.get('value')!r:.80}",
+                "If the question asks for an order, give each name its rank; if it lets people "
+                "choose several, remove it.",
+            )
         if not tiers:
             raise InputError(
                 f"An answer of Argilla is {answer.get('value')!r:.80}, and others to the same "
@@ -183,6 +190,12 @@ def _judgments(answers: Sequence[JsonObject], names: Sequence[str]) -> Iterator[
                 "Write an order of these names in its place (equal ranks tie), or remove it.",
             )
         yield Judgment(annotator=f"argilla-{answer.get('user_id')}", tiers=tiers)
+
+
+def _may_be_a_choice(value: Any, names: Sequence[str]) -> bool:
+    """Whether a list of names says which are chosen, rather than in which order."""
+    has_ranks = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+    return isinstance(value, list) and not has_ranks and 0 < len(value) < len(names)
 
 
 def _is_submitted(answer: JsonObject) -> bool:
@@ -256,7 +269,7 @@ def _read_task(value: JsonObject) -> Judged:
         judgments=tuple(
             judgment for annotation in finished for judgment in _results(annotation, names)
         ),
-        read=(*read, *filter(None, [question])),
+        read=read,
         question=question,
         ignored=(*_unread(data, read), *_other_controls(finished), *_unread(others, ())),
         num_unfinished=len(annotations) - len(finished),

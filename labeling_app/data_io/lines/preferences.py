@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from labeling_app.data_io.lines.names import PROMPTS, refuse_prompts
 from labeling_app.data_io.lines.stated import (
     EXAMPLES,
     Stated,
@@ -14,6 +15,7 @@ from labeling_app.rankings.tiers import tiers_of_scores
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import STRENGTHS, JsonObject, Message, is_finite_number
 
+NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
 HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")
 
 
@@ -43,6 +45,25 @@ def read_preference(value: JsonObject) -> tuple[tuple[Message, ...], Stated]:
         strengths=_strengths_of(value.get("margin")),
         names=("chosen", "rejected"),
     )
+
+
+def with_prompt(value: JsonObject) -> JsonObject:
+    """A line of chosen and rejected texts with its prompt under that name, as `question` is one.
+
+    Without any such field the prompt is what both texts begin with, or in their turns.
+
+    Raises:
+        InputError: several fields may be the prompt.
+    """
+    chosen = value["chosen"]
+    if value.get("prompt") or not isinstance(chosen, str) or HH_TURN.match(chosen):
+        return value
+    named = [name for name in value if name.lower() in PROMPTS]
+    filled = [name for name in named if value[name]]
+    if len(filled) > 1:
+        refuse_prompts(filled)
+    rest = {name: content for name, content in value.items() if name not in named}
+    return {**rest, "prompt": value[filled[0]] if filled else ""} if named else value
 
 
 def _strengths_of(margin: Any) -> tuple[int, ...]:
@@ -75,8 +96,14 @@ def _same_start(
 
 
 def _joined(prompt: tuple[Message, ...], turns: tuple[Message, ...]) -> tuple[Message, ...]:
-    """A prompt and the turns after it, which may repeat the prompt or its end."""
-    if any(turns[first : first + len(prompt)] == prompt for first in range(len(turns))):
+    """A prompt and the turns after it, which may repeat the prompt or its end.
+
+    Turns that begin with the assistant's lack a beginning, so the prompt comes before them.
+    """
+    has_start = bool(turns) and turns[0].role != "assistant"
+    if has_start and any(
+        turns[first : first + len(prompt)] == prompt for first in range(len(turns))
+    ):
         return turns
     shared = min(len(prompt), len(turns))
     while prompt[len(prompt) - shared :] != turns[:shared]:
@@ -115,7 +142,7 @@ def read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], Stated]:
     texts = [text_of(completion.get("response"), "a response") for completion in completions]
     models = [str(completion.get("model") or "imported") for completion in completions]
     messages = (Message(role="user", content=text_of(value["instruction"], "instruction")),)
-    scored = [index for index, score in enumerate(scores) if isinstance(score, int | float)]
+    scored = [index for index, score in enumerate(scores) if not _is_absent(score)]
     if not all(is_finite_number(scores[index]) for index in scored):
         raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
     if len(scored) < 2:
@@ -123,3 +150,9 @@ def read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], Stated]:
     ordered = tiers_of_scores([scores[index] for index in scored], 0.0)
     tiers = [[scored[index] for index in tier] for tier in ordered]
     return messages, Stated(texts=texts, models=models, judgments=[tiers], scores=scores, kind="ai")
+
+
+def _is_absent(score: Any) -> bool:
+    """Whether there is no score: UltraFeedback writes N/A. A number as text is a mistake."""
+    is_number = isinstance(score, str) and re.fullmatch(NUMBER, score.strip()) is not None
+    return score is None or (isinstance(score, str) and not is_number)

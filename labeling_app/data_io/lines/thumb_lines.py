@@ -35,7 +35,10 @@ def with_responses(value: JsonObject) -> JsonObject:
                 f"label is {value['label']!r:.80}", "Write true for good and false for bad."
             )
         value = {**_without(value, "label"), "thumbs": thumb}
-    is_judged = value.get("thumbs") is not None  # an empty response is wrong only if it is judged
+    is_judged = value.get("thumbs") not in (
+        None,
+        "",
+    )  # an empty response is wrong only if it is judged
     given = [
         name for name in SINGLE if value.get(name) or (is_judged and value.get(name) is not None)
     ]
@@ -46,7 +49,9 @@ def with_responses(value: JsonObject) -> JsonObject:
             raise InputError(f"The line has both {both}", "Leave out one of them.")
         value = {**_without(value, *SINGLE), "responses": [text]}
     thumbs = value.get("thumbs")
-    return value if thumbs is None or isinstance(thumbs, list) else {**value, "thumbs": [thumbs]}
+    if thumbs in (None, ""):
+        return _without(value, "thumbs")
+    return value if isinstance(thumbs, list) else {**value, "thumbs": [thumbs]}
 
 
 def _without(value: JsonObject, *names: str) -> JsonObject:

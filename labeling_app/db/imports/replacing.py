@@ -2,10 +2,11 @@
 
 What earlier imports of that source gave and the new file lacks is retired, as a ranking is that its
 annotator changes: it stays in the database and is no longer counted or exported. What the new file
-also has stays as it is; if an earlier import had replaced it, it is live again. What people ranked
-on the board is never touched.
+also has stays as it is. A ranking that an import replaced counts again when any file gives it once
+more. What people ranked on the board is never touched.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sqlite_utils import Database
@@ -33,22 +34,34 @@ def replace_earlier(db: Database, import_id: int, given: set[str]) -> Replaced:
                AND (r.live = 1 OR r.replaced_by IS NOT NULL)"""
     earlier = db.execute(query, [import_id, import_id]).fetchall()
     retired = [(seq, prompt) for seq, id_, prompt, live in earlier if live and id_ not in given]
-    again = [(seq, prompt) for seq, id_, prompt, live in earlier if not live and id_ in given]
+    again = {id_ for _, id_, _, live in earlier if not live and id_ in given}
     db.conn.executemany(
         "UPDATE rankings SET live = 0, replaced_by = ? WHERE seq = ?",
         [[import_id, seq] for seq, _ in retired],
     )
-    db.conn.executemany(
-        """UPDATE rankings SET live = 1, replaced_by = NULL WHERE seq = ? AND NOT EXISTS (
-            SELECT 1 FROM rankings o WHERE o.task_id = rankings.task_id
-            AND o.annotator = rankings.annotator AND o.live = 1)""",
-        [[seq] for seq, _ in again],
-    )
     return Replaced(
         retired=len(retired),
         kept=sum(live for *_, live in earlier) - len(retired),
-        prompts=frozenset(prompt for _, prompt in retired + again),
+        prompts=frozenset([*(prompt for _, prompt in retired), *count_again(db, again)]),
     )
+
+
+def replaced_among(db: Database, ids: Iterable[str]) -> set[str]:
+    """Those of some rankings that a later file of their source lacked."""
+    query = "SELECT 1 FROM rankings WHERE id = ? AND live = 0 AND replaced_by IS NOT NULL"
+    return {id_ for id_ in ids if db.execute(query, [id_]).fetchone()}
+
+
+def count_again(db: Database, ids: Iterable[str]) -> list[str]:
+    """Let replaced rankings count again that a file gives once more. Returns the prompt of each.
+
+    Where the annotator has ranked the same task since, that ranking stands.
+    """
+    query = """UPDATE rankings SET live = 1, replaced_by = NULL
+               WHERE id = ? AND live = 0 AND replaced_by IS NOT NULL AND NOT EXISTS (
+                   SELECT 1 FROM rankings o WHERE o.task_id = rankings.task_id
+                   AND o.annotator = rankings.annotator AND o.live = 1) RETURNING prompt_id"""
+    return [prompt for id_ in sorted(ids) for (prompt,) in db.execute(query, [id_]).fetchall()]
 
 
 def names_of_imports(db: Database) -> list[str]:

@@ -9,6 +9,7 @@ import json
 from sqlite_utils import Database
 
 from labeling_app.db.connection import UNFINISHED, VISIBLE
+from labeling_app.rankings.flags import ADJUDICATED
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import Prompt, Ranking, Response
 
@@ -62,10 +63,20 @@ def require_same_ranking(db: Database, ranking: Ranking) -> None:
     Raises:
         InputError: it does not.
     """
-    query = "SELECT prompt_id, tiers FROM rankings WHERE id = ?"
-    prompt_id, tiers = db.execute(query, [ranking.id]).fetchone()
-    if prompt_id != ranking.prompt_id or json.loads(tiers) != [list(t) for t in ranking.tiers]:
-        raise InputError(f"Ranking {ranking.id} is in the database with another order", REMEDY)
+    query = "SELECT prompt_id, annotator, tiers, strengths, flags FROM rankings WHERE id = ?"
+    prompt_id, annotator, *lists = db.execute(query, [ranking.id]).fetchone()
+    tiers, strengths, flags = map(json.loads, lists)
+    same = {
+        "prompt": prompt_id == ranking.prompt_id,
+        "annotator": annotator == ranking.annotator,
+        "order": tiers == [list(tier) for tier in ranking.tiers],
+        "strength": strengths == list(ranking.strengths),
+        # a lead's is flagged when it is exported
+        "flag": {*flags} - {ADJUDICATED} == {*ranking.flags} - {ADJUDICATED},
+    }
+    for part, is_same in same.items():
+        if not is_same:
+            raise InputError(f"Ranking {ranking.id} is in the database with another {part}", REMEDY)
 
 
 def require_usable(db: Database, response: Response, import_id: int) -> None:

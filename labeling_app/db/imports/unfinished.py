@@ -29,7 +29,7 @@ from sqlite_utils import Database
 from labeling_app.db.board.checks import make_check
 from labeling_app.db.connection import VISIBLE, Connections
 from labeling_app.db.imports.judgments import link_judgments
-from labeling_app.db.imports.replacing import Replaced, replace_earlier
+from labeling_app.db.imports.replacing import Replaced, count_again, replace_earlier
 from labeling_app.db.tasks import CheckPurpose, queue_tasks
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Ranking
@@ -58,6 +58,10 @@ class Import:
     id: int
     given: set[str] | None = None
     """The ids of its rankings, old and new, if it replaces those of earlier imports."""
+    returned: set[str] = field(default_factory=set)
+    """The ids of those of its rankings that an import has replaced."""
+    num_returned: int = 0
+    """How many of them count again."""
     checks: Checks = field(default_factory=Checks)
     replaced: Replaced | None = None
 
@@ -175,6 +179,10 @@ def _finish(connections: Connections, current: Import) -> None:
             current.replaced = replace_earlier(db, current.id, current.given)
             for prompt_id in sorted(current.replaced.prompts):
                 defer_link(db, current.id, prompt_id)
+        returned = count_again(db, current.returned)
+        current.num_returned = len(returned)
+        for prompt_id in sorted(set(returned)):
+            defer_link(db, current.id, prompt_id)
         db.execute("UPDATE imports SET finished_at = ? WHERE id = ?", [time.time(), current.id])
         db.execute("DELETE FROM import_annotators")
 

@@ -167,6 +167,8 @@ def _imported(name: str, report: Payload) -> str:
     message = f"Imported {name}: {', '.join(new)}." if new else f"{name}: nothing in it is new."
     if report["bad_lines"]:
         message += f" Lines left out: {report['bad_lines']:,}."
+    if report.get("returned"):
+        message += f" {counted(report['returned'], 'replaced ranking')} counted again."
     if report["replaces"]:
         message += f" {_replaced(report)}"
     if before := report["unnamed_before"]:
@@ -174,7 +176,7 @@ def _imported(name: str, report: Payload) -> str:
     if report["checks_not_made"]:
         refused = counted(report["checks_not_made"], "check")
         message += f" {refused} not made: {report['first_not_made'][0]}"
-    read = read_in_words(report["read_fields"], report["judgments_by"], report["unfinished"])
+    read = read_in_words(report)
     return " ".join(filter(None, (message, read, ignored_in_words(report["ignored_fields"]))))
 
 

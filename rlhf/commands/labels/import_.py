@@ -28,9 +28,10 @@ class Settings:
     hub."""
     db: Path
     """The label database; created if it does not exist."""
-    split: Literal["train", "test"] = "train"
-    """Split of prompts that name none, neither in a "split" field nor as the train or test part of
-    a dataset. To choose which part of a dataset to read, use --data-split."""
+    split: Literal["train", "test"] | None = None
+    """Split of prompts that name none in a "split" field. Default: train; of a dataset, the part
+    that they are in. A dataset of which both train and test are read keeps these two. To choose
+    which part of a dataset to read, use --data-split."""
     source: str = ""
     """Source to store for prompts without a "source" field. Default: the file's name without its
     extension."""
@@ -74,13 +75,14 @@ def run(settings: Settings) -> dict[str, Any]:
     from labeling_app.db.store import Store
 
     defaults = Defaults(
-        split=settings.split,
+        split=settings.split or "train",
         source=settings.source,
         annotator=settings.annotator,
         kind=settings.kind,
     )
     part = Part(
         data_split=settings.data_split,
+        split=settings.split,
         config_name=settings.config_name,
         streaming=settings.streaming,
     )
@@ -105,9 +107,12 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
     held = result["in_db"]
     lines = [f"{_imported(result)}{_left_out(result)}", *_bad_lines(result)]
+    if returned := result["returned"]:
+        count = "counts" if returned == 1 else "count"
+        lines.append(f"{counted(returned, 'ranking')} that --replace had retired {count} again.")
     if before := result["unnamed_before"]:
         lines.append(unnamed_in_words(before, "--annotator NAME"))
-    if read := read_in_words(result["read_fields"], result["judgments_by"], result["unfinished"]):
+    if read := read_in_words(result):
         lines.append(read)
     if ignored := ignored_in_words(result["ignored_fields"]):
         lines.append(ignored)

@@ -99,6 +99,29 @@ def test_a_cell_of_a_csv_file_in_a_folder_is_text(tmp_path, run_json):
     assert (report["new_responses"], report["new_rankings"]) == (2, 1)
 
 
+def test_numbers_of_a_csv_file_in_a_folder_stay_as_they_are_written(tmp_path, run_json):
+    (tmp_path / "tables").mkdir()
+    table = "prompt,chosen,rejected,annotator\nHi?,yes,no,007\nHi?,yes,no,7\n"
+    (tmp_path / "tables" / "train.csv").write_text(table)
+    run_json("import", tmp_path / "tables", "--db", tmp_path / "new.db")
+    with Store(tmp_path / "new.db") as store:
+        assert sorted(store.annotators()) == ["007", "7"]
+
+
+def test_a_split_that_is_said_is_that_of_a_single_part(folder, tmp_path, run_json):
+    """`datasets` calls a folder of plain files `train`."""
+    (tmp_path / "plain").mkdir()
+    write(tmp_path / "plain" / "in.jsonl", rows("a"))
+    arguments = [tmp_path / "plain", "--split", "test"]
+    report = run_json("import", *arguments, "--db", tmp_path / "plain.db")
+    assert report["splits"] == {"train": 0, "test": 2}
+    arguments = [folder, "--data-split", "train", "--split", "test"]
+    report = run_json("import", *arguments, "--db", tmp_path / "part.db")
+    assert report["splits"] == {"train": 0, "test": 2}
+    report = run_json("import", folder, "--split", "test", "--db", tmp_path / "both.db")
+    assert report["splits"] == {"train": 2, "test": 1}
+
+
 def test_files_without_rows_are_refused(tmp_path, refused):
     (tmp_path / "sounds").mkdir()
     (tmp_path / "sounds" / "a.wav").write_bytes(b"RIFF")

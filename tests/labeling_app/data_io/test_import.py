@@ -27,18 +27,6 @@ def test_yes_beats_no_in_every_format(name):
     assert (entry.prompt.text, better.strip(), worse.strip()) == ("Hi?", "yes", "no")
 
 
-def test_a_file_whose_records_answer_different_questions_is_refused(tmp_path, capsys):
-    """Of the second record alone nobody could tell that it asks which response is worst."""
-    worst = {**ARGILLA, "responses": {"worst": ARGILLA["responses"]["preference"]}}
-    unjudged = {**ARGILLA, "responses": {}}
-    file, db = tmp_path / "project.jsonl", tmp_path / "labels.db"
-    write(file, [unjudged, ARGILLA, unjudged, worst])
-    assert main(["import", str(file), "--db", str(db)]) == 2
-    shown = capsys.readouterr().err
-    assert "project.jsonl:4: 2 questions name the responses: preference, worst\n" in shown
-    assert not db.exists()
-
-
 def test_hh_keeps_the_conversation():
     start = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
     entry = read_entry({"chosen": start + "d", "rejected": start + "e"}, Defaults())

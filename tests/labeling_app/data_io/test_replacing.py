@@ -96,6 +96,16 @@ def test_what_a_later_file_has_again_is_back(store, add):
     assert judged(store) == AFTER_LATER
 
 
+def test_what_any_file_has_again_counts_again(store, queue, add):
+    add(FIRST)
+    add(LATER, "--replace")
+    report = add(FIRST, "--source", "elsewhere")
+    assert (report["new_rankings"], report["returned"]) == (0, 1)  # ann has changed hers since
+    assert judged(store) == AFTER_LATER | {("question 1", "bob", "yes")}
+    assert work_of(queue, "ann") == []
+    assert add(FIRST)["returned"] == 0
+
+
 def test_argilla_says_no_times_and_may_return_to_an_earlier_order(store, add):
     def order(*names: str) -> list[dict]:
         said = {"preference": [{"value": [f"response_{n}" for n in names], **BY_U1}]}

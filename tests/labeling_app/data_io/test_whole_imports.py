@@ -102,6 +102,14 @@ CHANGED = {
         lambda line: line["responses"][0].update(text="other"),
         "is in the database with another text",
     ),
+    "the annotator": (
+        lambda line: line["rankings"][0].update(annotator="other"),
+        "is in the database with another annotator",
+    ),
+    "a flag": (
+        lambda line: line["rankings"][0].update(flags=["unsure"]),
+        "is in the database with another flag",
+    ),
     "the order": (
         lambda line: line["rankings"][0]["tiers"].reverse(),
         "is in the database with another order",

@@ -152,6 +152,24 @@ def test_an_empty_prompt_is_not_replaced_by_another_field(container, tmp_path, r
 UNKNOWN = {
     "an answer that is a number": ({**A_OR_B, "answer_b": 6}, "answer_b must be text, found 6"),
     "names for texts": ({**A_OR_B, "chosen": "a", "rejected": "b"}, "which name answers of ans"),
+    "whole names for texts": (
+        {**A_OR_B, "chosen": "answer_b", "rejected": "Answer A"},
+        "which name answers of answer_a, answer_b",
+    ),
+    "names of models for texts": (
+        {"prompt": "Hi?", "model_x": "yes", "model_y": "no", "chosen": "model_y"}
+        | {"rejected": "model_x"},
+        "which name answers of model_x, model_y",
+    ),
+    "one column for each judgment": (
+        {**A_OR_B, "winner_model_a": 1, "winner_model_b": 0, "winner_tie": 0},
+        "winner_model_a, winner_model_b, winner_tie look like answers or judgments",
+    ),
+    "a score of each answer": ({**A_OR_B, "score_a": 5, "rating_b": 2}, "score_a, rating_b look"),
+    "the number of the best": ({**A_OR_B, "preferred_id": 1}, "preferred_id looks like"),
+    "a wins": ({**A_OR_B, "a_wins": "1"}, "a_wins looks like"),
+    "the worst": ({**A_OR_B, "worst": "a"}, "worst looks like"),
+    "an order": ({**A_OR_B, "ranking": "b>a"}, "ranking looks like"),
     "other capitals": ({"prompt": "Hi?", "Chosen": "x", "Rejected": "y"}, "Unknown key 'Chosen'"),
     "a word": ({**A_OR_B, "preferred": "maybe"}, "preferred is 'maybe', which names none of the"),
     # 0 and 1, or 1 and 2: a guess would turn judgments around

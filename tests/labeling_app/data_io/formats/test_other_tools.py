@@ -11,7 +11,7 @@ from labeling_app.data_io import json_arrays
 from labeling_app.data_io.formats import Defaults, read_entry
 from labeling_app.db.store import Store
 from rlhf.cli import main
-from rlhf.errors import InputError, UnusableContentError
+from rlhf.errors import InputError, MisreadError, UnusableContentError
 from rlhf.records.jsonl import BadLineError
 from tests.labeling_app.data_io.lines import ARGILLA, BY_U1, TEXTS
 
@@ -49,7 +49,7 @@ ITEMS = [{"id": "m1", "body": "no"}, {"id": "m2", "body": "yes"}, {"id": "m3", "
 
 
 def ranker(value: object, completed_by: object = 4) -> dict:
-    result = [{"type": "ranker", "value": {"ranker": value}}]
+    result = [{"type": "ranker", "value": {"ranker": value}, "from_name": "pw"}]
     annotation = {**ANNOTATION, "completed_by": completed_by, "result": result}
     return {"id": 2, "data": {"question": "Hi?", "items": ITEMS}, "annotations": [annotation]}
 
@@ -113,6 +113,13 @@ def test_a_record_whose_answers_were_not_submitted_is_a_task(status: str) -> Non
     assert judged({**FLAT, "best.responses.status": [status] * 2}) == []
     said = {"preference": [{"value": ["response_1"], "user_id": "u1", "status": status}]}
     assert judged({**ARGILLA, "responses": said}) == []
+
+
+@pytest.mark.parametrize("value", [["response_1"], ["response_1", "response_3"]])
+def test_a_choice_of_several_is_not_an_order(value: list[str]) -> None:
+    said = {"acceptable": [{"value": value, **BY_U1}]}
+    with pytest.raises(MisreadError, match="names some of the responses, without ranks"):
+        read_entry({**ARGILLA, "responses": said}, Defaults())
 
 
 def test_equal_ranks_of_argilla_tie() -> None:
@@ -213,7 +220,7 @@ def test_whatever_a_field_holds_the_record_is_read_or_refused(record: dict) -> N
                 read_entry(changed, Defaults())
             except InputError as error:
                 outcomes.add(type(error))
-    assert outcomes == {InputError, UnusableContentError}
+    assert outcomes - {MisreadError} == {InputError, UnusableContentError}
 
 
 @pytest.mark.parametrize("lead_time", [1e300, -5, 604801, "12", None])
@@ -238,7 +245,7 @@ def test_an_array_is_imported_with_annotators_and_times(
     assert "Imported 2 rankings of 1 prompt" in said
     assert (
         "Fields that were read: answer1 (1 line), answer2 (1 line), items (1 line), "
-        "prompt (1 line), pw (1 line), question (1 line). Annotators: ann@example.org (1 "
+        "prompt (1 line), question (1 line). Judgments: pw (2 lines), by ann@example.org (1 "
         "judgment), label-studio-4 (1 judgment). Drafts, discarded and skipped answers left out: 1."
     ) in said
     with Store(db) as store:

@@ -142,8 +142,8 @@ def test_what_was_read_of_an_export_of_argilla_is_said_before_and_after_the_impo
     shown, state = ask(importing("project.json", json.dumps([ARGILLA, other]).encode()))
     # two records, each ranked by two users, with a comment and suggestions
     read = (
-        "Fields that were read: preference (2 lines), prompt (2 lines), response_1 (2 lines), "
-        "response_2 (2 lines), response_3 (2 lines). Annotators: argilla-u1 (2 judgments), "
+        "Fields that were read: prompt (2 lines), response_1 (2 lines), response_2 (2 lines), "
+        "response_3 (2 lines). Judgments: preference (2 lines), by argilla-u1 (2 judgments), "
         "argilla-u2 (2 judgments). Drafts, discarded and skipped answers left out: 1."
     )
     ignored = "Fields that were not read: comment (2 lines), suggestions (2 lines), topic (1 line)."
