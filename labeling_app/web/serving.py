@@ -124,7 +124,7 @@ def serve(
         if live is not None:
             live.close()
         new, left = num_made_since(store.connections, began), num_open(store.connections)
-    return {"new_rankings": new, "open_tasks": left}
+        return {"new_rankings": new, "open_tasks": left, "rankings": store.counts()["rankings"]}
 
 
 def _protected_app(

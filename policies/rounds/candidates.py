@@ -83,13 +83,12 @@ def sample_candidates(
     tokenizer = store.load_tokenizer(policy["path"])
     sampling = replace(store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in groups]
-    setup = SamplingSetup(
-        engine=settings.engine, samples=settings.k, batch_size=settings.batch_size
-    )
+    size = settings.batch_size
+    setup = SamplingSetup(engine=settings.engine, samples=settings.k, batch_size=size)
     ours = sample_responses(accelerator, tokenizer, policy, encoded, sampling, setup)
     repeated = [ids for ids in encoded for _ in range(settings.k)]
     responses = [sample.token_ids for row in ours.samples for sample in row]
-    scored = (tokenizer, repeated, responses, sampling.temperature, settings.batch_size)
+    scored = (tokenizer, repeated, responses, sampling.temperature, size)
     with in_memory(load_causal_lm(policy["path"]).to(accelerator.device)) as model:
         log_probs = score_responses(accelerator, model, *scored)
     with in_memory(load_reference_model(store, accelerator)) as reference:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.planning.price import cost_in_words
+from rlhf.records.wording import counted
 from rlhf.run.intervals import in_words
 
 CHANCE = 0.5
@@ -37,7 +38,7 @@ def described_kl(kl: Mapping[str, Any]) -> str:
     error = kl["standard_error"]
     divergence = f"{kl['nats']:z.2f} nats per response"
     if error is None:
-        return f"{divergence}, of {kl['sequences']} responses"
+        return f"{divergence}, of {counted(kl['sequences'], 'response')}"
     unclear = ", which cannot be told from 0" if abs(kl["nats"]) < 2 * error else ""
     return f"{divergence} ± {error:.2f} (standard error, {kl['sequences']} responses){unclear}"
 

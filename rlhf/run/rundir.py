@@ -197,12 +197,15 @@ def open_stage(
     # another job that starts now may have hidden files there
     if any(path.name not in beside for path in out.glob("[!.]*")):
         if not resume and not is_restart():
-            status = run.read_stage().get("status", "not a run folder")
-            purpose = "show its result again" if status == "done" else "go on with it"
-            raise InputError(
-                f"{out} already exists ({status})",
-                f"Choose another --out, or add --resume to {purpose}.",
+            content = run.read_stage()
+            status, is_ours = (
+                content.get("status", "not a run folder"),
+                content.get("stage") == stage,
             )
+            kind = status if is_ours or not content else f"{content['stage']}, {status}"
+            purpose = "show its result again" if status == "done" else "go on with it"
+            resume_too = f", or add --resume to {purpose}" if is_ours else ""
+            raise InputError(f"{out} already exists ({kind})", f"Choose another --out{resume_too}.")
         _require_same(run, stage, settings, inputs)
     out.mkdir(parents=True, exist_ok=True)
     if again or not run.is_done:
@@ -310,8 +313,7 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
             f"Make it first: {command} --out {path} …",
         )
     if (actual := content["stage"]) != stage:
-        actual = STAGE_COMMANDS.get(actual, f"another stage ({actual})")
-        problem = f"{path} is a run of {actual}, not of {command}"
+        problem = f"{path} is a run of {STAGE_COMMANDS.get(actual, actual)}, not of {command}"
         raise InputError(problem, f"Give the --out folder of {command}.")
     if content["status"] != "done":
         raise InputError(

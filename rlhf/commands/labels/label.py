@@ -155,7 +155,9 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     lines = [f"{new}; {tasks} left to rank."]
     if left:
         lines.append("Give the same command again to go on ranking.")
-    return "\n".join([*lines, next_command("export", db=settings.db, out="rankings")])
+    if result["rankings"]:
+        lines.append(next_command("export", db=settings.db, out="rankings"))
+    return "\n".join(lines)
 
 
 def _loop_of(settings: Settings) -> tuple[Any, Any]:

@@ -88,6 +88,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
     def ask_people() -> None:
         if settings.to_db:
+            queued["is_new_db"] = not settings.to_db.exists()
             queued["queued"] = _queue(settings, settings.to_db)
 
     if settings.policy:
@@ -108,7 +109,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     """The verdict in sentences, from report.json."""
     run = RunDir(settings.out)
     pairs = counted(result["queued"], "pair") if settings.to_db else ""
-    queued = f"Queued {pairs} for people.\n" if pairs else ""
+    where = f", in a new database: {settings.to_db}" if result.get("is_new_db") else ""
+    queued = f"Queued {pairs} for people{where}.\n" if pairs else ""
     with run.reading_report():
         return queued + describe_report(settings, run.read_report(), settings.to_db)
 
@@ -141,8 +143,8 @@ def describe_report(
         lines.append(f"Let people vote: {command_line('label', db=votes)}")
         lines.append(f"Then: {command_line('evaluate', out=out, from_db=votes)}")
     elif "people" not in report["win_rate"]:
-        command = command_line("evaluate", out=out, to_db="labels.db")
-        lines.append(f"To ask people, in the database of their board: {command}")
+        command = command_line("evaluate", out=out, to_db="DB")
+        lines.append(f"To ask people, with DB the database of their board: {command}")
     return "\n".join(lines)
 
 

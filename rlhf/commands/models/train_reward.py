@@ -12,6 +12,7 @@ from reward.settings import RewardSettings as Settings
 from rlhf.commands.wording import accuracy_of_longer, advice_on_speed, doubt
 from rlhf.config import flag_of
 from rlhf.records.schema import RankedPrompt, Sampling
+from rlhf.records.wording import counted
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir
 
@@ -123,8 +124,8 @@ def _accuracy(accuracy: Mapping[str, Any] | None, source: str, *, has_thumbs: bo
     if accuracy is None:
         return "Every held-out judgment is a tie: there is no accuracy to report."
     return (
-        f"Accuracy: {in_words(accuracy)}, on {accuracy['pairs']} held-out pairs of "
-        f"{accuracy['prompts']} prompts ({source}).{doubt(accuracy)}"
+        f"Accuracy: {in_words(accuracy)}, on {counted(accuracy['pairs'], 'held-out pair')} of "
+        f"{counted(accuracy['prompts'], 'prompt')} ({source}).{doubt(accuracy)}"
     )
 
 
@@ -149,11 +150,11 @@ def _judgments(total: Mapping[str, int]) -> str:
     up, down = total.get("thumbs_up", 0), total.get("thumbs_down", 0)
     all_bad = total.get("responses_of_all_bad", 0)
     if not up + down + all_bad:
-        return f"{total['pairs']} pairs of {total['prompts']} prompts"
-    parts = [f"{total['pairs']} pairs"] if total["pairs"] else []
+        return f"{counted(total['pairs'], 'pair')} of {counted(total['prompts'], 'prompt')}"
+    parts = [counted(total["pairs"], "pair")] if total["pairs"] else []
     parts += [f"{up} thumbs up and {down} down"] if up + down else []
     parts += [f"{all_bad} responses that were all bad"] if all_bad else []
-    return f"{', '.join(parts)}, of {total['prompts']} prompts"
+    return f"{', '.join(parts)}, of {counted(total['prompts'], 'prompt')}"
 
 
 def _rankings(counts: Mapping[str, Mapping[str, int]]) -> str:

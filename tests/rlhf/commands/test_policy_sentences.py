@@ -167,8 +167,8 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         "Negative log-likelihood of neutral text: 3.127 → 3.184 nats per token "
         "(+0.057, +0.031 to +0.083).",
         "Report: runs/a/evaluate/report.html",
-        "To ask people, in the database of their board: "
-        "rlhf evaluate --out runs/a/evaluate --to-db labels.db",
+        "To ask people, with DB the database of their board: "
+        "rlhf evaluate --out runs/a/evaluate --to-db DB",
     ]
     assert describe_report(settings, report).splitlines() == expected
     assert describe_report(settings, report, Path("v.db")).splitlines()[-2:] == [

@@ -39,7 +39,7 @@ def test_a_short_verdict_in_sentences(tmp_path: Path) -> None:
         "Accuracy: 82 % (95 % interval 75–88 %), on 189 held-out pairs of 64 prompts (test "
         "prompts).",
         "Accuracy of choosing the longer response: 55 % (too few prompts for an interval).",
-        "It read 576 rankings: 2600 pairs of 562 prompts. Skipped: 2 prompts too long, 1 prompts "
+        "It read 576 rankings: 2,600 pairs of 562 prompts. Skipped: 2 prompts too long, 1 prompts "
         "without pairs.",
         f"Report: {out}/report.html",
         "Next: rlhf reference --prompts 'my rankings' --model models/m "

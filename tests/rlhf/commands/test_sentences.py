@@ -207,7 +207,12 @@ def test_a_ranking_is_traced_in_sentences() -> None:
             {"out": "b.db", "holds": {"prompts": 1, "responses": 2}},
             "Copied labels.db to b.db and checked the copy: 1 prompt, 2 responses and 0 rankings.",
         ),
-        ("label", {}, {"new_rankings": 1, "open_tasks": 7}, "1 new ranking; 7 tasks left to rank."),
+        (
+            "label",
+            {},
+            {"new_rankings": 1, "open_tasks": 7, "rankings": 1},
+            "1 new ranking; 7 tasks left to rank.",
+        ),
         ("chat", {}, {"new_rankings": 2, "open_tasks": 0}, "2 votes stored in labels.db."),
         (
             "prioritize",
@@ -270,9 +275,12 @@ def test_other_commands(
 
 @pytest.mark.parametrize("left", [0, 7])
 def test_a_stopped_board_says_how_to_go_on_where_tasks_are_left(left: int) -> None:
-    found = sentences("label", {}, {"new_rankings": 1, "open_tasks": left})
+    result = {"new_rankings": 1, "open_tasks": left, "rankings": 1}
+    found = sentences("label", {}, result)
     assert found[1:-1] == ["Give the same command again to go on ranking."] * bool(left)
     assert found[-1].startswith("Next: rlhf export ")
+    nothing = {**result, "new_rankings": 0, "rankings": 0}
+    assert sentences("label", {}, nothing)[1:] == found[1:-1]  # there is nothing to export
 
 
 def test_best_of_n_fine_tuning_says_how_outputs_were_chosen() -> None:

@@ -18,7 +18,7 @@ from tests.rlhf.run.stages import INPUTS, Settings, finish, open_ppo
 def test_a_stage_starts_beside_files_that_it_knows_of(tmp_path: Path) -> None:
     (tmp_path / "labels.db").touch()
     settings, known = Settings(out=tmp_path), {"labels.db", "loop.log"}
-    with pytest.raises(InputError, match=r"already exists \(not a run folder\)"):
+    with pytest.raises(InputError, match=r"exists \(not a run folder\)\n  Choose another --out.$"):
         open_stage(tmp_path, "loop", settings, {}, resume=False)
     (tmp_path / "notes.txt").touch()
     with pytest.raises(InputError, match=r"exists but is not a run folder \(no config.yaml\)"):

@@ -33,6 +33,7 @@ function show(screen) {
   showLink(find('.rb-empty a'), screen.may_lead && screen.lead_link);
   for (const name of ['skip', 'all-bad', 'submit']) find(`[data-act=${name}]`).disabled = !task;
   find('[data-act=undo]').disabled = false;
+  askToConfirm(false);
   if (task) showTask(screen);
   lookAgain();
 }
@@ -76,7 +77,6 @@ function showTask(screen) {
   }));
   find('.rb-again').hidden = !task.counts;
   saved(draft && !task.counts ? 'Draft restored' : '');
-  askToConfirm(false);
   window.scrollTo(0, 0);
   paint(ranking.order.length ? ranking.order[0].card : null);
   shownAt = performance.now() - ((draft && draft.spent_ms) || 0);

@@ -10,7 +10,7 @@ Exported 24 rankings (24 human) to rankings: 56 train and 16 test prompts.
 Next: rlhf train-reward --rankings rankings --model MODEL --out runs/NAME/reward
 
 Round 1: srun rlhf ppo --model m
-To ask people, in the database of their board: rlhf evaluate --out e --to-db labels.db
+To ask people, with DB the database of their board: rlhf evaluate --out e --to-db DB
 Round 1 trains when there are 24 new rankings.
 People rank with: rlhf label --db a.db
 2 of 9 new rankings, 7 missing; 1 task open. Import more prompts (rlhf import, or the Data page), \
