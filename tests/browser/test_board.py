@@ -216,7 +216,7 @@ def test_hostile_text_is_shown_and_does_nothing(serve, open_page):
 
 
 def test_an_untouched_board_asks_before_it_submits(serve, open_page):
-    app = serve(FOUR)
+    app = serve(FOUR[:4])
     page = open_page(app.url)
     wait_for_task(page, "question 0")
     asked, submit = page.locator(".rb-confirm"), page.locator("[data-act=submit]")
@@ -247,6 +247,12 @@ def test_an_untouched_board_asks_before_it_submits(serve, open_page):
     page.keyboard.press("Control+Enter")
     wait_for_task(page, "question 3")
     assert len(in_database(app.db)) == 3
+    submit.click()
+    asked.wait_for()
+    submit.click()
+    page.wait_for_selector(".rb-empty:visible")  # it goes with the last task
+    assert asked.is_hidden()
+    assert submit.inner_text() == "Submit"
 
 
 def test_a_cut_response_says_so_and_signs_have_names(serve, open_page):
