@@ -234,7 +234,9 @@ def _draw_distribution(axes: Axes, policy: Sequence[float], reference: Sequence[
         _mark_mean(axes, means[index], color, name, to_the_right=to_the_right)
     axes.set_ylim(0, 1.18 * axes.get_ylim()[1])  # room for the two names above the bars
     axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda share, _: percent(share) if share <= 1 else "")
+    )
     _quiet(axes, grid="y")
 
 

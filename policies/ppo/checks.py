@@ -52,10 +52,10 @@ def check_reference(
     stored = torch.cat([torch.tensor(row.log_probs) for row in rows])
     differences = (torch.cat(recomputed) - stored).abs()
     difference = float(differences.mean())
-    message = f"Log-probs of {len(rows)} reference outputs computed again: "
-    message += f"max |Δ| {differences.max():.1e}, mean {difference:.1e}"
-    accelerator.print(message, file=sys.stderr)
     tolerance = LOG_PROB_TOLERANCE[accelerator.mixed_precision]
+    message = f"Log-probs of {len(rows)} reference outputs computed again: "
+    message += f"max |Δ| {differences.max():.1e}, mean {difference:.1e} (allowed {tolerance:.0e})"
+    accelerator.print(message, file=sys.stderr)
     if not difference <= tolerance:
         raise GuardError(
             f"The policy's log-probs of the reference outputs are off by {difference:.4f} "

@@ -181,6 +181,10 @@ def forecast_lines(settings: Settings, forecast: dict[str, Any]) -> Iterator[str
         yield f"    {TITLES[name]:20}{', '.join(uses)}; {start} ({source})"
     yield "  Devices divide the work without loss; reward model and critic have the model's size."
     if not all(stage["like"] for stage in stages.values()):
+        yield (
+            "  Sizes and lengths under “for” are assumed unless --amount.* gives them; memory is "
+            "planned for --sequence-length."
+        )
         yield "  For a closer forecast make a short run of each stage and name it: --like RUN."
 
 

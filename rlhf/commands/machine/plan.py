@@ -358,7 +358,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     last = LAST_WAY[settings.engine]
     lines += [
         "",
-        f"Recommended: all weights where they fit, else adapters, else {last}:",
+        f"Recommended (all weights if they fit; if not, adapters; if not, {last}):",
         *(f"  {hint}" for hint in result["advice"]),
     ]
     if result["ppo_phases_gib"]:

@@ -26,7 +26,8 @@ def run(settings: Settings) -> dict[str, Any]:
     from reward.scoring.rankings import score_rankings
 
     records, left_out = read_judgments(settings.rankings)
-    report = score_rankings(settings, records, str(settings.rankings))
+    source = settings.rankings / "test.jsonl" if settings.rankings.is_dir() else settings.rankings
+    report = score_rankings(settings, records, str(source))
     return {name: value for name, value in report.items() if name not in LONG} | {
         "longer_wins": report["health"]["longer_wins"],
         "calibration_error": report["health"]["calibration"]["ece"],

@@ -45,7 +45,7 @@ def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureF
         *("sft", "dpo", "dpo", "distill")
     ]
     assert lines[10:12] == [
-        "Recommended: all weights where they fit, else adapters, else vLLM for PPO's sampling:",
+        "Recommended (all weights if they fit; if not, adapters; if not, vLLM for PPO's sampling):",
         "  reward: DDP, up to 1024 sequences in a forward pass.",
     ]
 
