@@ -234,7 +234,7 @@ class KLSettings:
     `token_reverse`: reverse KL of the next-token distributions along the reference outputs."""
     coefficient: float = 0.1
     """Strength of the KL term: a larger one keeps the policy closer to the original model. Usual:
-    0.1 to 1 with --kl.source reference, 0.02 to 0.05 with `resident` and `adapter`, whose scale
+    0.1 to 1 with --kl.source reference, 0.02 to 0.1 with `resident` and `adapter`, whose scale
     differs."""
     target: float | None = None
     """Adaptive KL: raise or lower the coefficient to keep the KL near this many nats per token: the

@@ -8,6 +8,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import yaml
@@ -144,6 +145,19 @@ def test_every_experiment_has_its_configuration_and_its_place_on_a_page() -> Non
     for name in NAMES:
         assert command_of(name) in PAGES
         assert FOLDERS[name].joinpath(f"{name}.yaml").is_file()
+
+
+def test_the_guide_to_ppo_has_the_coefficients_of_the_results() -> None:
+    guide = EVIDENCE.parent / "guides" / "ppo.md"
+    file = FOLDERS["kl_sources"] / "results" / "kl_sources.json"
+    runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
+    for source in ("none", "reference 0.1", "reference 0.3", "reference 1", "reference 3"):
+        of_source = [run for run in runs if run["source"] == source]
+        nats = fmean(run["reverse"] / run["length"] for run in of_source)
+        gain = fmean(run["gold"]["policy"] - run["gold"]["reference"] for run in of_source)
+        title = "no KL term" if source == "none" else source.removeprefix("reference ")
+        row = f"| {title} | {len(of_source)} | {nats:.3f} | {gain:.2f} |\n"
+        assert row in guide.read_text(encoding="utf-8")
 
 
 MINUTES = {  # as the page calls the experiments

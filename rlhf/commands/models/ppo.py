@@ -25,8 +25,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     judges: dict[str, str | Path] = {"reward": settings.reward[0], "reference": settings.reference}
     return "\n".join(
         [
-            f"Mean reward: {reward['first']:z.2f} in the first of {result['steps']} steps, "
-            f"{reward['last']:z.2f} in the last, each of {settings.batch.episodes_per_step} "
+            f"Mean reward on training prompts: {reward['first']:z.2f} in the first of "
+            f"{result['steps']} steps, {reward['last']:z.2f} in the last, each of {settings.batch.episodes_per_step} "
             "responses.",
             f"Reverse KL from the original model: {described_kl(result['kl']['reverse'])}.",
             *advice_on_speed(result),

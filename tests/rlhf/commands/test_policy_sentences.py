@@ -83,7 +83,8 @@ def test_how_far_a_policy_moved(nats: float, error: float | None, said: str) -> 
         "kl": {"reverse": {"nats": nats, "standard_error": error, "sequences": 64}},
     }
     assert ppo.describe(settings, report).splitlines() == [
-        "Mean reward: -0.10 in the first of 40 steps, 0.52 in the last, each of 64 responses.",
+        "Mean reward on training prompts: -0.10 in the first of 40 steps, 0.52 in the last, each "
+        "of 64 responses.",
         f"Reverse KL from the original model: {said}.",
         "Next: rlhf evaluate --policy runs/a/ppo --reward rm "
         "--reference runs/a/reference --out runs/a/evaluate",
