@@ -26,8 +26,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"Mean reward on training prompts: {reward['first']:z.2f} in the first of "
-            f"{result['steps']} steps, {reward['last']:z.2f} in the last, each of {settings.batch.episodes_per_step} "
-            "responses.",
+            f"{result['steps']} steps, {reward['last']:z.2f} in the last, each of "
+            f"{settings.batch.episodes_per_step} responses.",
             f"Reverse KL from the original model: {described_kl(result['kl']['reverse'])}.",
             *advice_on_speed(result),
             next_command("evaluate", policy=settings.out, **judges, out=out),
