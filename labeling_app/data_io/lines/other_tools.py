@@ -189,7 +189,11 @@ def _judgments(answers: Sequence[JsonObject], names: Sequence[str]) -> Iterator[
                 f"question name the responses {list(names)}",
                 "Write an order of these names in its place (equal ranks tie), or remove it.",
             )
-        yield Judgment(annotator=f"argilla-{answer.get('user_id')}", tiers=tiers)
+        if answer.get("user_id") is None:
+            raise InputError(
+                "An answer of Argilla has no user_id, so two people would be one", EXPORT_AGAIN
+            )
+        yield Judgment(annotator=f"argilla-{answer['user_id']}", tiers=tiers)
 
 
 def _may_be_a_choice(value: Any, names: Sequence[str]) -> bool:

@@ -162,6 +162,10 @@ REFUSED = {
     "two groups": ({**ARGILLA, "fields": TWO_GROUPS}, "Several groups of fields"),
     "no prompt": ({**ARGILLA, "fields": {"x": "Hi?", "y": "Ho", **TEXTS}}, "is the prompt"),
     "two prompts": ({**ARGILLA, "fields": {"prompt": "a", "query": "b", **TEXTS}}, "is the prompt"),
+    "nobody": (
+        {**ARGILLA, "responses": {"q": [{**ranked(1, 2), "user_id": None}]}},
+        "has no user_id, so two people would be one",
+    ),
     "ratings": ({**ARGILLA, "responses": {"q": [{"value": 3, **BY_U1}]}}, "names the resp"),
     "a tie beside a label": ({**ARGILLA, "responses": {"q": TIE}}, "answer of Argilla is 'tie'"),
     "ranks as text": ({**ARGILLA, "responses": {"q": [ranked("2", "1")]}}, r"ranks \['2', '1'\]"),
