@@ -72,6 +72,15 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict:
     return found
 
 
+def test_a_database_that_is_made_for_votes_is_said(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed_wrong = tmp_path / "lables.db"
+    assert main(["evaluate", "--out", str(run.path), "--to-db", str(typed_wrong)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"Queued 8 pairs for people, in a new database: {typed_wrong}.\n")
+
+
 def test_votes_travel_there_and_back(
     run: RunDir,
     others: dict[str, list[str]],
@@ -87,10 +96,6 @@ def test_votes_travel_there_and_back(
     assert {response.sampling for response in stored} == {None}
     assert evaluate(run, "--to-db", str(db)) == 0  # once more: nothing new
     assert printed(capsys)["queued"] == 0
-    typed_wrong = tmp_path / "lables.db"
-    assert main(["evaluate", "--out", str(run.path), "--to-db", str(typed_wrong)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"Queued 8 pairs for people, in a new database: {typed_wrong}.\n")
     shares = dict(zip(others["rival"], [0.0, 0.0, 0.5, 0.0], strict=True))
     vote(db, "ann", shares | dict.fromkeys(others["reference"][:3], 1.0))
     assert evaluate(run, "--from-db", str(db)) == 0
