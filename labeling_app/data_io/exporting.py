@@ -3,8 +3,6 @@
 DIR/train.jsonl  DIR/test.jsonl  DIR/manifest.json
 """
 
-import hashlib
-import hmac
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from labeling_app.db.files.label_file import empty_database
+from labeling_app.db.people.pseudonyms import pseudonym
 from labeling_app.db.rankings import (
     annotation_hours,
     last_finished_import,
@@ -98,12 +97,6 @@ class _Names:
     def in_record(self, record: RankedPrompt) -> RankedPrompt:
         rankings = tuple(replace(r, annotator=self.of(r.annotator)) for r in record.rankings)
         return replace(record, rankings=rankings)
-
-
-def pseudonym(secret: str, name: str) -> str:
-    """A name for exports that stays the same and reveals nothing without the database."""
-    digest = hmac.new(secret.encode(), f"pseudonym:{name}".encode(), hashlib.sha256)
-    return f"person-{digest.hexdigest()[:8]}"
 
 
 def _require_content(store: Store) -> None:

@@ -333,14 +333,14 @@ def _built_parts(path: Path, part: Part) -> dict[str, Any]:
 def _csv_as_text(path: Path, part: Part) -> Any:
     """A builder for CSV files in which every cell is text: NA, None and 007, too."""
     import pandas as pd  # type: ignore[import-untyped]
-    from datasets import Features, Value, load_dataset_builder
+    from datasets import load_dataset_builder
 
     options: dict[str, Any] = {"path": str(path), "name": part.config_name or None}
-    builder = load_dataset_builder(**options)
-    files = [file for of_split in builder.config.data_files.values() for file in of_split]
-    columns = pd.read_csv(files[0], nrows=0, sep=builder.config.sep).columns
-    features = Features({name: Value("string") for name in columns})
-    return load_dataset_builder(**options, na_filter=False, features=features)
+    config = load_dataset_builder(**options).config
+    files = [file for of_split in config.data_files.values() for file in of_split]
+    heads = [pd.read_csv(file, nrows=0, sep=config.sep).columns for file in files]
+    as_text = {name: str for head in heads for name in head}
+    return load_dataset_builder(**options, na_filter=False, converters=as_text)
 
 
 def _chosen(parts: dict[str, Any], path: Path, part: Part) -> dict[str, Any]:

@@ -108,6 +108,15 @@ def rankings_of_prompt(db: Database, prompt_id: str, *, without_adjudicated: boo
     return [ranking_from_row(row) for row in db.query(query, [prompt_id, without_adjudicated])]
 
 
+def ranking_of_id(db: Database, id_: str) -> Ranking:
+    """The ranking of an id that is in the database, live or retired."""
+    query = """SELECT r.*, a.kind, t.decides FROM rankings r
+               JOIN annotators a ON a.name = r.annotator
+               LEFT JOIN tasks t ON t.id = r.task_id WHERE r.id = ?"""
+    [row] = db.query(query, [id_])
+    return ranking_from_row(row)
+
+
 def put_in_task(db: Database, number: int, task_id: int) -> None:
     """Say to which task the ranking of that number belongs; once, and for good."""
     db.execute("UPDATE rankings SET task_id = ? WHERE seq = ?", [task_id, number])

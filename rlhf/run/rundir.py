@@ -198,10 +198,8 @@ def open_stage(
     if any(path.name not in beside for path in out.glob("[!.]*")):
         if not resume and not is_restart():
             content = run.read_stage()
-            status, is_ours = (
-                content.get("status", "not a run folder"),
-                content.get("stage") == stage,
-            )
+            status = content.get("status", "not a run folder")
+            is_ours = content.get("stage") == stage
             kind = status if is_ours or not content else f"{content['stage']}, {status}"
             purpose = "show its result again" if status == "done" else "go on with it"
             resume_too = f", or add --resume to {purpose}" if is_ours else ""

@@ -198,8 +198,9 @@ def _judgments(answers: Sequence[JsonObject], names: Sequence[str]) -> Iterator[
 
 def _may_be_a_choice(value: Any, names: Sequence[str]) -> bool:
     """Whether a list of names says which are chosen, rather than in which order."""
-    has_ranks = isinstance(value, list) and any(isinstance(item, dict) for item in value)
-    return isinstance(value, list) and not has_ranks and 0 < len(value) < len(names)
+    if not isinstance(value, list) or any(isinstance(item, dict) for item in value):
+        return False
+    return 0 < len(value) < len(names)
 
 
 def _is_submitted(answer: JsonObject) -> bool:

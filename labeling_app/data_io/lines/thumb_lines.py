@@ -35,10 +35,8 @@ def with_responses(value: JsonObject) -> JsonObject:
                 f"label is {value['label']!r:.80}", "Write true for good and false for bad."
             )
         value = {**_without(value, "label"), "thumbs": thumb}
-    is_judged = value.get("thumbs") not in (
-        None,
-        "",
-    )  # an empty response is wrong only if it is judged
+    # an empty response is wrong only if it is judged
+    is_judged = value.get("thumbs") not in (None, "")
     given = [
         name for name in SINGLE if value.get(name) or (is_judged and value.get(name) is not None)
     ]

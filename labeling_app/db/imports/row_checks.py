@@ -9,6 +9,8 @@ import json
 from sqlite_utils import Database
 
 from labeling_app.db.connection import UNFINISHED, VISIBLE
+from labeling_app.db.people.pseudonyms import is_pseudonym
+from labeling_app.db.rankings import ranking_of_id
 from labeling_app.rankings.flags import ADJUDICATED
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import Prompt, Ranking, Response
@@ -60,19 +62,20 @@ def require_same_response(db: Database, response: Response) -> None:
 def require_same_ranking(db: Database, ranking: Ranking) -> None:
     """Check that the ranking of this id says the same of the same prompt.
 
+    Exports call people by pseudonyms, so these may stand for any name.
+
     Raises:
         InputError: it does not.
     """
-    query = "SELECT prompt_id, annotator, tiers, strengths, flags FROM rankings WHERE id = ?"
-    prompt_id, annotator, *lists = db.execute(query, [ranking.id]).fetchone()
-    tiers, strengths, flags = map(json.loads, lists)
+    stored = ranking_of_id(db, ranking.id)
+    names = stored.annotator, ranking.annotator
     same = {
-        "prompt": prompt_id == ranking.prompt_id,
-        "annotator": annotator == ranking.annotator,
-        "order": tiers == [list(tier) for tier in ranking.tiers],
-        "strength": strengths == list(ranking.strengths),
-        # a lead's is flagged when it is exported
-        "flag": {*flags} - {ADJUDICATED} == {*ranking.flags} - {ADJUDICATED},
+        "prompt": stored.prompt_id == ranking.prompt_id,
+        "annotator": names[0] == names[1] or any(map(is_pseudonym, names)),
+        "order": stored.tiers == ranking.tiers,
+        "strength": stored.strengths == ranking.strengths,
+        # a lead may have decided on the task since the export
+        "flag": {*stored.flags} - {ADJUDICATED} == {*ranking.flags} - {ADJUDICATED},
     }
     for part, is_same in same.items():
         if not is_same:

@@ -15,7 +15,7 @@ from typing import TypeGuard
 from anyio import to_process, to_thread
 from jinja2 import Environment
 
-from labeling_app.data_io.exporting import pseudonym
+from labeling_app.db.people.pseudonyms import pseudonym
 from labeling_app.db.store import Store
 from labeling_app.quality.report import (
     TOO_FAST_CHARACTERS_PER_SECOND,

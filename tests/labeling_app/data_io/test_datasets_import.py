@@ -103,9 +103,13 @@ def test_numbers_of_a_csv_file_in_a_folder_stay_as_they_are_written(tmp_path, ru
     (tmp_path / "tables").mkdir()
     table = "prompt,chosen,rejected,annotator\nHi?,yes,no,007\nHi?,yes,no,7\n"
     (tmp_path / "tables" / "train.csv").write_text(table)
+    # the other part has one column less
+    (tmp_path / "tables" / "test.csv").write_text("prompt,chosen,rejected\nHo?,1.50,2\n")
     run_json("import", tmp_path / "tables", "--db", tmp_path / "new.db")
     with Store(tmp_path / "new.db") as store:
-        assert sorted(store.annotators()) == ["007", "7"]
+        assert sorted(store.annotators()) == ["007", "7", "imported"]
+        texts = [r.text for record in store.ranked_prompts() for r in record.responses]
+    assert sorted(texts) == ["1.50", "2", "no", "yes"]
 
 
 def test_a_split_that_is_said_is_that_of_a_single_part(folder, tmp_path, run_json):

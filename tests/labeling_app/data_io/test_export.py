@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from labeling_app.data_io.exporting import export, pseudonym
+from labeling_app.data_io.exporting import export
 from labeling_app.data_io.formats import Defaults, read_entry
+from labeling_app.db.people.pseudonyms import pseudonym
 from labeling_app.db.queue import Submission
 from rlhf.cli import main
 from rlhf.errors import InputError

@@ -117,6 +117,18 @@ CHANGED = {
 }
 
 
+def test_an_export_is_known_to_its_own_database(tmp_path, run_json):
+    """Under pseudonyms, also where strengths and flags were given."""
+    db, out = tmp_path / "labels.db", tmp_path / "rankings"
+    line = exported("a", id="r1")
+    line["rankings"][0] |= {"strengths": [2], "flags": ["unsure"]}
+    run_json("import", write(tmp_path / "in.jsonl", [line]), "--db", db)
+    run_json("export", "--db", db, "--out", out)
+    assert "person-" in (out / "train.jsonl").read_text()
+    report = run_json("import", out / "train.jsonl", "--db", db)
+    assert (report["new_rankings"], report["bad_lines"]) == (0, 0)
+
+
 @pytest.mark.parametrize("where", ["in the file before", "in the line before"])
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_known_id_with_other_content_is_refused(name, where, tmp_path, refused, run_json):
