@@ -167,7 +167,7 @@ def _imported(name: str, report: Payload) -> str:
     message = f"Imported {name}: {', '.join(new)}." if new else f"{name}: nothing in it is new."
     if report["bad_lines"]:
         message += f" Lines left out: {report['bad_lines']:,}."
-    if report.get("returned"):
+    if report["returned"]:
         message += f" {counted(report['returned'], 'replaced ranking')} counted again."
     if report["replaces"]:
         message += f" {_replaced(report)}"

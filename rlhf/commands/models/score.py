@@ -25,9 +25,9 @@ def run(settings: Settings) -> dict[str, Any]:
         return score_file(settings)
     from reward.scoring.rankings import score_rankings
 
-    records, left_out = read_judgments(settings.rankings)
-    source = settings.rankings / "test.jsonl" if settings.rankings.is_dir() else settings.rankings
-    report = score_rankings(settings, records, str(source))
+    file = settings.rankings / "test.jsonl" if settings.rankings.is_dir() else settings.rankings
+    records, left_out = read_judgments(file)
+    report = score_rankings(settings, records, str(file))
     return {name: value for name, value in report.items() if name not in LONG} | {
         "longer_wins": report["health"]["longer_wins"],
         "calibration_error": report["health"]["calibration"]["ece"],
@@ -70,36 +70,37 @@ def describe_agreement(report: Mapping[str, Any], page: Path) -> str:
     return "\n".join([*lines, f"Report: {page}"])
 
 
-def read_judgments(path: Path) -> tuple[list["RankedPrompt"], int]:
+def read_judgments(file: Path) -> tuple[list["RankedPrompt"], int]:
     """Judged prompts of a file in any format that `rlhf import` reads, and how many lines lack one.
 
-    Of a folder that `rlhf export` wrote, the test prompts.
-
     Raises:
-        InputError: there is no such file, or a folder without test.jsonl.
+        InputError: there is no such file.
         BadLineError: a line cannot be read.
     """
     from labeling_app.data_io.formats import Defaults, read_entry
+    from labeling_app.data_io.lines.other_tools import require_one_question
     from labeling_app.data_io.reading import Part, read_rows
     from labeling_app.data_io.repeats import Repeats
     from rlhf.errors import InputError, UnusableContentError
     from rlhf.records.jsonl import BadLineError, parse_line
     from rlhf.records.schema import RankedPrompt
 
-    file = path / "test.jsonl" if path.is_dir() else path
     if not file.is_file():
         raise InputError(
             f"No such file: {file}",
             "Give the folder of `rlhf export`, or a file of preferences, such as DIR/train.jsonl.",
         )
     prompts: dict[str, RankedPrompt] = {}
-    left_out, repeats = 0, Repeats()
+    left_out, repeats, questions = 0, Repeats(), set[str]()
     for location, row, _ in read_rows(file, Part()):
         if isinstance(row, BadLineError):
             raise row
         try:
             value = parse_line(row, location) if isinstance(row, str) else row
             entry = repeats.numbered(read_entry(value, Defaults()))
+            if entry.exported is not None and entry.exported.judgments:
+                questions.add(entry.exported.question)
+                require_one_question(questions)
         except UnusableContentError:
             left_out += 1
             continue

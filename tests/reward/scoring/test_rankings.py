@@ -147,6 +147,8 @@ def test_a_sentence_says_how_often_it_agrees(
         (["--rankings", "no.jsonl", "--reward", LENGTH], "No such file: no.jsonl"),
         (["--rankings", "alone.jsonl", "--reward", LENGTH], "holds no judgment of two responses"),
         (["--rankings", "bad.jsonl", "--reward", LENGTH], "bad.jsonl:1: "),
+        (["--rankings", "train_only", "--reward", LENGTH], "train_only/test.jsonl holds no"),
+        (["--rankings", "two.jsonl", "--reward", LENGTH], "two.jsonl:2: 2 questions name the"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(
@@ -159,6 +161,12 @@ def test_what_cannot_be_scored_is_refused(
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "alone.jsonl", [{"prompt": "Hello", "responses": ["one"]}])
     write_jsonl(tmp_path / "bad.jsonl", [{"chosen": "alone"}])
+    (tmp_path / "train_only").mkdir()
+    write_jsonl(tmp_path / "train_only" / "test.jsonl", [])
+    said = [{"value": "answer_1", "user_id": "u", "status": "submitted"}]
+    fields = {"prompt": "Hello", "answer_1": "one", "answer_2": "two"}
+    questions = [{"fields": fields, "responses": {name: said}} for name in ("best", "worst")]
+    write_jsonl(tmp_path / "two.jsonl", questions)
     assert main(["score", *words, "--out", "out"]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
